@@ -1,0 +1,70 @@
+"""Pipeline parallelism that you can run: plans as data, predicted and measured.
+
+    schedules   what runs where, in which order      build, Schedule, validate, check
+    analysis    how long, how much                   simulate, Timeline, in_flight, formulas
+    runtime     doing it, on real ranks              run, train, evaluate, reference_step
+    lab         what a learner sees                  gantt, grade, doctor
+
+    plan = build("1f1b", p=4, m=8) ──► simulate(plan, costs) ──► Timeline (predicted) ──┐
+              └──────────────────────► run(plan, model, data) ─► Timeline (measured) ───┴─► gantt
+
+Importing this loads neither torch nor matplotlib: names of runtime and lab are loaded when first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ppcourse.analysis import formulas as formulas
+from ppcourse.analysis.in_flight import in_flight as in_flight
+from ppcourse.analysis.partition import partition as partition
+from ppcourse.analysis.simulate import simulate as simulate
+from ppcourse.analysis.timeline import Span as Span
+from ppcourse.analysis.timeline import Timeline as Timeline
+from ppcourse.schedules import SCHEDULES as SCHEDULES
+from ppcourse.schedules import build as build
+from ppcourse.schedules.action import Action as Action
+from ppcourse.schedules.action import Op as Op
+from ppcourse.schedules.costs import Costs as Costs
+from ppcourse.schedules.schedule import Schedule as Schedule
+from ppcourse.schedules.schedule import ScheduleError as ScheduleError
+from ppcourse.schedules.schedule import forward_only as forward_only
+from ppcourse.schedules.validate import Violation as Violation
+from ppcourse.schedules.validate import check as check
+from ppcourse.schedules.validate import validate as validate
+
+if TYPE_CHECKING:
+    from ppcourse.lab.doctor import doctor as doctor
+    from ppcourse.lab.exercises import grade as grade
+    from ppcourse.lab.gantt import gantt as gantt
+    from ppcourse.lab.gantt import gantt_text as gantt_text
+    from ppcourse.lab.progress import predict as predict
+    from ppcourse.runtime.errors import RankError as RankError
+    from ppcourse.runtime.launch import evaluate as evaluate
+    from ppcourse.runtime.launch import run as run
+    from ppcourse.runtime.launch import train as train
+    from ppcourse.runtime.reference import reference_step as reference_step
+
+LATER = {
+    "RankError": "ppcourse.runtime.errors",
+    "run": "ppcourse.runtime.launch",
+    "evaluate": "ppcourse.runtime.launch",
+    "train": "ppcourse.runtime.launch",
+    "reference_step": "ppcourse.runtime.reference",
+    "gantt": "ppcourse.lab.gantt",
+    "gantt_text": "ppcourse.lab.gantt",
+    "grade": "ppcourse.lab.exercises",
+    "predict": "ppcourse.lab.progress",
+    "doctor": "ppcourse.lab.doctor",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LATER:
+        raise AttributeError(f"module 'ppcourse' has no name {name!r}")
+    value = getattr(importlib.import_module(LATER[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *LATER})

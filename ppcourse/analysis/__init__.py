@@ -1,0 +1,1 @@
+"""How long and how much: everything that can be said of a plan without running it."""

@@ -1,0 +1,1 @@
+"""Doing it: real processes, real autograd, real messages. torch lives here."""

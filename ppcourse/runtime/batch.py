@@ -1,0 +1,102 @@
+"""A batch and its microbatches."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from ppcourse.runtime.stage import End, tensors_of
+
+
+def rows_of(value: Any, what: str) -> int:
+    """The number of rows of a batch: dimension 0 of its first tensor. Raises ValueError if it has none."""
+    tensors = [tensor for tensor in tensors_of(value) if tensor.dim() > 0]
+    if not tensors:
+        raise ValueError(
+            f"{what} hold no tensor with rows, but a batch is split into microbatches along dimension 0."
+        )
+    rows = tensors[0].shape[0]
+    for tensor in tensors:
+        if tensor.shape[0] not in (1, rows):
+            raise ValueError(
+                f"{what} hold tensors with {rows} and with {tensor.shape[0]} rows; all need the same number, or 1."
+            )
+    return rows
+
+
+def split(value: Any, m: int, rows: int) -> list[Any]:
+    """`m` microbatches, cut along dimension 0 as torch.tensor_split does: the first ones get the remainder.
+
+    Every microbatch gets tensors with other than `rows` rows (masks for all, scalars) and everything that is no
+    tensor as it is.
+    """
+
+    def part(leaf: Any, i: int) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != rows:
+            return leaf
+        return torch.tensor_split(leaf, m)[i]
+
+    return [tree_map(lambda leaf, i=i: part(leaf, i), value) for i in range(m)]
+
+
+def split_batch(inputs: Any, targets: Any, m: int) -> tuple[list[Any], list[Any]]:
+    """Inputs and targets in `m` microbatches of at least one row each.
+
+    Raises ValueError for fewer rows than microbatches, or targets of another length.
+    """
+    rows = rows_of(inputs, "inputs")
+    if rows < m:
+        raise ValueError(
+            f"The batch has {rows} rows, too few for {m} microbatches; take m from 1 to {rows}, or more rows."
+        )
+    if targets is None:
+        return split(inputs, m, rows), [None] * m
+    target_rows = rows_of(targets, "targets")
+    if target_rows != rows:
+        raise ValueError(
+            f"targets have {target_rows} rows, but inputs have {rows}; each input row needs its target."
+        )
+    return split(inputs, m, rows), split(targets, m, rows)
+
+
+def reduction_of(loss_fn: Callable[..., Any], given: str | None) -> str:
+    """Either mean or sum: as given, else what the loss function says of itself, else mean."""
+    own = getattr(loss_fn, "keywords", {}).get(
+        "reduction"
+    )  # functools.partial(cross_entropy, reduction="sum")
+    reduction = given or own or getattr(loss_fn, "reduction", "mean")
+    if reduction not in ("mean", "sum"):
+        raise ValueError(
+            f"reduction is {reduction!r}; a loss over microbatches is put together by 'mean' or by 'sum'."
+        )
+    return str(reduction)
+
+
+def ends_of(targets: list[Any], reduction: str, weight: Callable[[Any], float] | None) -> list[End]:
+    """Each microbatch's target and what its loss counts: wᵢ ÷ Σw for a mean, 1 for a sum.
+
+    So loss and gradients do not depend on the number of microbatches. `weight` gives wᵢ from a target; by
+    default it is the number of rows. Raises ValueError if the weights do not add up to something above 0.
+    """
+    if reduction == "sum":
+        return [End(target, 1.0) for target in targets]
+    weights = [float(weight(target) if weight else rows_of(target, "targets")) for target in targets]
+    total = sum(weights)
+    if not 0 < total < math.inf:
+        raise ValueError(f"weight gives {weights} for the microbatches; their sum must be a number above 0.")
+    return [End(target, one / total) for target, one in zip(targets, weights, strict=True)]
+
+
+def join(parts: list[Any]) -> Any:
+    """The outputs of all microbatches as one: tensors along dimension 0, in tuples place by place."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(parts) if first.dim() else torch.stack(parts)
+    if isinstance(first, tuple | list):
+        return type(first)(join(list(column)) for column in zip(*parts, strict=True))
+    if isinstance(first, dict):
+        return {key: join([part[key] for part in parts]) for key in first}
+    return first

@@ -1,0 +1,50 @@
+"""When an action starts and ends on a rank: as it comes, or paced."""
+
+import time
+
+from ppcourse.schedules.action import Action
+from ppcourse.schedules.costs import Costs
+
+
+class Clock:
+    """Spans as they come: from when the inputs are in hand to when the work is done (perf_counter seconds)."""
+
+    def start(self, arrived: float) -> float:
+        """The start of an action whose inputs arrived at `arrived` (0.0: they were here already)."""
+        return time.perf_counter()
+
+    def end(self, action: Action) -> float:
+        """The end of the action that was started last."""
+        return time.perf_counter()
+
+
+class Pace(Clock):
+    """Makes each action last its nominal time (in seconds); what the work leaves of it is slept.
+
+    An action starts when its inputs have really arrived, or at its predecessor's deadline if they were there
+    by then; its deadline is start + cost. So sleeping a little too long is not carried from action to action,
+    but time really lost, by a late message or by work longer than its nominal time, is never made up.
+    Nominal times do not travel from rank to rank: that would be the simulator again.
+    """
+
+    def __init__(self, costs: Costs, num_stages: int) -> None:
+        self._durations = costs.durations(num_stages)
+        self._start = self._free = 0.0
+
+    def start(self, arrived: float) -> float:
+        _sleep_until(arrived)
+        self._start = max(self._free, arrived) if self._free else time.perf_counter()
+        return self._start
+
+    def end(self, action: Action) -> float:
+        deadline = self._start + self._durations[action.op][action.stage]
+        worked = time.perf_counter()
+        _sleep_until(deadline)
+        self._free = max(deadline, worked)
+        return self._free
+
+
+def _sleep_until(moment: float) -> None:
+    left = moment - time.perf_counter()
+    if left > 0:
+        time.sleep(left)

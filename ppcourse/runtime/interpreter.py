@@ -1,0 +1,111 @@
+"""Runs any schedule: for action in row, HANDLERS[action.op](action)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ppcourse.analysis.timeline import Span
+from ppcourse.runtime.board import Board, State
+from ppcourse.runtime.clock import Clock
+from ppcourse.runtime.link import Arrival, Link
+from ppcourse.runtime.meter import Meter
+from ppcourse.runtime.stage import End, Stage, as_inputs
+from ppcourse.schedules.action import Action, Op
+from ppcourse.schedules.channels import Kind, consumer, incoming, outgoing
+from ppcourse.schedules.schedule import Schedule
+
+HERE = 0.0  # when something arrived that never travelled
+
+
+@dataclass
+class Step:
+    """What one rank has to tell of one step."""
+
+    outputs: dict[int, Any] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    peak_held: int = 0
+
+
+class Interpreter:
+    """The row of one rank, run on its stages.
+
+    now       the action under way, for whoever has to report a failure
+    """
+
+    def __init__(
+        self,
+        plan: Schedule,
+        rank: int,
+        stages: dict[int, Stage],
+        link: Link,
+        clock: Clock,
+        board: Board,
+        meter: Meter,
+    ) -> None:
+        self.plan, self.rank, self.row = plan, rank, plan.rows[rank]
+        self.stages, self.link, self.clock, self.board, self.meter = stages, link, clock, board, meter
+        self.handlers: dict[Op, Callable[[Action, Any], Any]] = {Op.F: self.forward, Op.B: self.backward}
+        self.now: Action | None = None
+        self.finished = 0
+        self.handed_over: dict[tuple[Kind, int, int], Any] = {}
+
+    def run(self, inputs: dict[int, Any], ends: dict[int, End]) -> Step:
+        """One step. `inputs` and `ends`: what each microbatch begins and ends with, on the ranks that need it."""
+        self.inputs, self.ends, self.step = inputs, ends, Step()
+        for position, action in enumerate(self.row):
+            self.now = action
+            self._note(State.WAITING, position)
+            given = self._given(action)
+            start = self.clock.start(given.at)
+            self._note(State.RUNNING, position)
+            with self.meter:
+                result = self.handlers[action.op](action, given.value)
+            end = self.clock.end(action)
+            self._hand_on(action, result)
+            del given, result
+            self.meter.boundary()
+            self.step.spans.append(Span(self.rank, action, start, end))
+            self.step.peak_held = max(self.step.peak_held, sum(len(s.stash) for s in self.stages.values()))
+            self.finished += 1
+        self.now = None
+        self._note(State.IDLE, len(self.row))
+        return self.step
+
+    def forward(self, action: Action, given: Any) -> Any:
+        i = action.microbatch
+        output = self.stages[action.stage].forward(i, given, self.ends.get(i))
+        if action.stage + 1 == self.plan.num_stages and not torch.is_grad_enabled():
+            self.step.outputs[i] = output
+        return output
+
+    def backward(self, action: Action, given: Any) -> Any:
+        return self.stages[action.stage].backward(action.microbatch, given)
+
+    def _given(self, action: Action) -> Arrival:
+        """What the action starts from: the batch, a message, or what a stage on this rank handed over."""
+        forward = action.op is Op.F
+        if forward and action.stage == 0:
+            return Arrival(self.inputs[action.microbatch], HERE)
+        if message := incoming(self.plan, action):
+            arrival = self.link.receive(message)
+            if forward:
+                self.meter.watch(arrival.value)
+            return arrival
+        if not forward and action.stage + 1 == self.plan.num_stages:
+            return Arrival(None, HERE)
+        kind = Kind.ACTIVATION if forward else Kind.GRADIENT
+        return Arrival(self.handed_over.pop((kind, action.stage, action.microbatch)), HERE)
+
+    def _hand_on(self, action: Action, result: Any) -> None:
+        """To the action that needs it, on this rank or another."""
+        if message := outgoing(self.plan, action):
+            self.link.send(message, result)
+        elif user := consumer(self.plan, action):
+            forward = action.op is Op.F
+            key = (Kind.ACTIVATION if forward else Kind.GRADIENT, user.stage, user.microbatch)
+            self.handed_over[key] = as_inputs(result) if forward else result
+
+    def _note(self, state: State, position: int) -> None:
+        self.board.write(self.rank, state, position, self.finished)

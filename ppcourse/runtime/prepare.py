@@ -1,0 +1,180 @@
+"""Everything that can be said before a process starts: what is run, by whom, and whether it makes sense."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from ppcourse.analysis.partition import partition as partition_layers
+from ppcourse.runtime.shipping import check_travels
+from ppcourse.runtime.training import Tie
+from ppcourse.schedules import build
+from ppcourse.schedules.action import Op
+from ppcourse.schedules.costs import Costs
+from ppcourse.schedules.schedule import Row, Schedule
+from ppcourse.schedules.validate import check
+
+Plan: TypeAlias = Schedule | str | Sequence[Row]
+Model: TypeAlias = nn.Sequential | Sequence[nn.Module]
+CAN = (Op.F, Op.B)  # what ranks can do
+
+
+def resolve_plan(plan: Plan, p: int | None, m: int | None, v: int | None) -> Schedule:
+    """A legal Schedule from a Schedule, the name of one, or rows that a learner typed.
+
+    Raises ValueError if it breaks a rule, or disagrees with `p`, `m` or `v`.
+    """
+    if isinstance(plan, str) and "\n" not in plan.strip():
+        if p is None or m is None:
+            raise ValueError(
+                f"{plan!r} is a schedule's name, so say for how many ranks and microbatches: p=4, m=8."
+            )
+        plan = build(plan, p, m, v)
+    elif isinstance(plan, str):
+        plan = Schedule.from_text(plan)
+    elif not isinstance(plan, Schedule):
+        plan = Schedule.from_rows(plan)
+    check(plan)
+    has = {"p": plan.num_ranks, "m": plan.num_microbatches, "v": plan.stages_per_rank}
+    for letter, wanted in (("p", p), ("m", m), ("v", v)):
+        if wanted is not None and wanted != has[letter]:
+            raise ValueError(
+                f"{letter} is {wanted}, but the plan {plan.name} has {letter} = {has[letter]}; leave {letter} out."
+            )
+    for action in (action for row in plan.rows for action in row):
+        if action.op not in CAN:
+            raise ValueError(
+                f"The plan has {action}, but ranks run F and B only so far; write B for I and W together."
+            )
+    return plan
+
+
+def layers_of(model: Model) -> list[nn.Module]:
+    """The layers of an nn.Sequential, or of a list of modules."""
+    if isinstance(model, nn.Module) and not isinstance(model, nn.Sequential):
+        raise ValueError(
+            f"The model is a {type(model).__name__}; to be cut into stages it must be an nn.Sequential, or a list of layers."
+        )
+    layers = list(model)
+    for number, layer in enumerate(layers):
+        if not isinstance(layer, nn.Module):
+            raise ValueError(
+                f"Layer {number} of the model is a {type(layer).__name__}, but a layer is an nn.Module."
+            )
+    return layers
+
+
+def sizes_of(partition: str | Sequence[int], layers: Sequence[nn.Module], num_stages: int) -> tuple[int, ...]:
+    """Layers per stage, in stage order: "uniform", "parameters" (the fewest in the largest stage), or as given."""
+    if num_stages > len(layers):
+        raise ValueError(
+            f"The plan has {num_stages} stages, but the model has {len(layers)} layers, and a stage needs at least one;"
+            f" take at most {len(layers)} stages, or a model of more layers."
+        )
+    if partition == "uniform":
+        return partition_layers([1.0] * len(layers), num_stages, "uniform")
+    if partition == "parameters":
+        return partition_layers(
+            [float(sum(p.numel() for p in layer.parameters())) for layer in layers], num_stages
+        )
+    if isinstance(partition, str):
+        raise ValueError(
+            f"There is no partition {partition!r}; it is uniform, parameters, or the layers of each stage."
+        )
+    sizes = tuple(partition)
+    if len(sizes) != num_stages or sum(sizes) != len(layers) or min(sizes) < 1:
+        fits = partition_layers([1.0] * len(layers), num_stages, "uniform")
+        raise ValueError(
+            f"The partition {sizes} does not cut {len(layers)} layers into {num_stages} stages of at least one; {fits} does."
+        )
+    return sizes
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The model, cut: stages[stage] is {number: layer}; aliases lists, for each weight, all the names it has."""
+
+    plan: Schedule
+    stages: tuple[dict[int, nn.Module], ...]
+    aliases: dict[str, tuple[str, ...]]
+
+    def of_rank(self, rank: int) -> dict[int, dict[int, nn.Module]]:
+        """{stage: its layers} for the stages of a rank."""
+        return {stage: self.stages[stage] for stage in self.plan.placement.stages_of(rank)}
+
+    def ties(self, rank: int) -> tuple[Tie, ...]:
+        """The weights that live on several ranks, in one order for all of them, as `rank` sees them."""
+        found = []
+        for names in self.aliases.values():
+            holders = {r: name for name in reversed(names) for r in self._holders(name)}
+            if len(holders) > 1:
+                weight = self._weight(names[0])
+                counted = rank == min(holders)
+                found.append(Tie(holders.get(rank), counted, tuple(weight.shape), weight.dtype))
+        return tuple(found)
+
+    def _holders(self, name: str) -> set[int]:
+        stage = self._stage(name)
+        return {self.plan.rank_of(stage, i) for i in range(self.plan.num_microbatches)}
+
+    def _stage(self, name: str) -> int:
+        number = int(name.partition(".")[0])
+        return next(stage for stage, layers in enumerate(self.stages) if number in layers)
+
+    def _weight(self, name: str) -> nn.Parameter:
+        number, _, rest = name.partition(".")
+        return self.stages[self._stage(name)][int(number)].get_parameter(rest)
+
+
+def cut(plan: Schedule, model: Model, partition: str | Sequence[int]) -> Cut:
+    """The model's layers, dealt out to the stages of `plan`."""
+    layers = layers_of(model)
+    numbered = iter(enumerate(layers))
+    stages = tuple(
+        dict(next(numbered) for _ in range(size)) for size in sizes_of(partition, layers, plan.num_stages)
+    )
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, weight in nn.Sequential(*layers).named_parameters(remove_duplicate=False):
+        names[id(weight)].append(name)
+    return Cut(plan, stages, {group[0]: tuple(group) for group in names.values()})
+
+
+def check_all_travel(cut: Cut, jobs: Sequence[Any]) -> None:
+    """Raise ValueError, naming it, if a layer, the loss function or the optimizer cannot be sent to a rank."""
+    things: dict[str, Any] = {}
+    for layers in cut.stages:
+        things |= {f"Layer {number} ({type(layer).__name__})": layer for number, layer in layers.items()}
+    for job in jobs:
+        things |= {"loss_fn": job.loss_fn} if job.loss_fn else {}
+        things |= {"optimizer": job.trainer.optimizer} if job.trainer else {}
+    check_travels(things)
+
+
+def check_function(value: Any, name: str, example: str) -> Callable[..., Any]:
+    """Raise ValueError if `value` is no function."""
+    if not callable(value):
+        raise ValueError(f"{name} is {value!r}, but it must be a function, for example {example}.")
+    return value  # type: ignore[no-any-return]
+
+
+def check_options(plan: Schedule, device: str, link: str, pace: Costs | None, timeout: float) -> str:
+    """Raise ValueError for a device, link, pace or timeout that cannot be had; which link carries messages, and why."""
+    if device not in ("auto", "cpu"):
+        raise ValueError(
+            f"device is {device!r}, but ranks run on the CPU so far; say 'cpu', or leave it out."
+        )
+    if link not in ("auto", "gloo"):
+        raise ValueError(f"link is {link!r}, but messages go over gloo so far; say 'gloo', or leave it out.")
+    if not timeout > 0:
+        raise ValueError(f"timeout is {timeout!r}; it is a number of seconds above 0, for example 60.")
+    if pace is not None:
+        if not isinstance(pace, Costs):
+            raise ValueError(
+                f"pace is {pace!r}, but it must be Costs in seconds, for example Costs(forward=0.01)."
+            )
+        pace.durations(plan.num_stages)
+    if plan.num_ranks == 1:
+        return "none: one rank has nobody to talk to"
+    return "gloo: the ranks are processes on CPUs"

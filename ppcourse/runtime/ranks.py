@@ -1,0 +1,230 @@
+"""The pool of rank processes: start, reuse, watch, kill.
+
+Ranks come from a forkserver that has imported torch once, so that four of them are up in a fraction of a
+second; where there is none, they are spawned. They are kept from cell to cell, and end with the notebook's
+process, whatever ends that. Everything they have in common lies in a folder of their own, gone once they
+are up: two notebooks never meet.
+"""
+
+import atexit
+import contextlib
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver, spawn
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, TextIO
+from unittest.mock import patch
+
+import torch
+import torch.multiprocessing as mp
+
+from ppcourse.runtime import watch, wire
+from ppcourse.runtime.board import Board
+from ppcourse.runtime.errors import Failure
+from ppcourse.runtime.system import remove_folder
+from ppcourse.runtime.worker import UP, rank_main
+from ppcourse.schedules.schedule import Schedule
+
+PRELOAD = [
+    "ppcourse.runtime.worker",
+    "torch.fx.experimental.symbolic_shapes",
+]  # the second: for a first backward
+GRACE = 0.5  # seconds that a rank gets to tell the cause, once another has told a consequence
+START_TIMEOUT = 120.0
+LOOK_AGAIN = 0.1  # seconds between two looks at the board
+IDLE_RANKS = 16  # the most processes kept without work
+
+_starting = threading.Lock()
+
+
+def start_method() -> str:
+    """forkserver, or spawn where there is none (Windows) or where it is not safe with system libraries (macOS)."""
+    return "spawn" if sys.platform in ("darwin", "win32") else "forkserver"
+
+
+class Pool:
+    """`num_ranks` processes that carry out orders.
+
+    Any failure, of any rank, ends with all of them killed and one RankError.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        folder = Path(tempfile.mkdtemp(prefix="ppcourse-"))
+        try:
+            self.board = Board(folder / "board", num_ranks, create=True)
+            logs = [folder / f"rank-{rank}.log" for rank in range(num_ranks)]
+            for log in logs:
+                log.touch()
+            self.logs: list[TextIO] = [log.open(encoding="utf-8", errors="replace") for log in logs]
+            self.pipes: list[Connection] = []
+            self.processes: list[BaseProcess] = []
+            self.alive = True
+            self._start(folder)
+        finally:
+            remove_folder(folder)
+
+    def _start(self, folder: Path) -> None:
+        context = mp.get_context(start_method())
+        if start_method() == "forkserver":
+            context.set_forkserver_preload(PRELOAD)
+        try:
+            with (
+                _starting,
+                patch.object(spawn, "get_preparation_data", _without_main(spawn.get_preparation_data)),
+            ):
+                for rank in range(self.num_ranks):
+                    here, there = context.Pipe()
+                    process = context.Process(  # type: ignore[attr-defined]
+                        target=rank_main,
+                        args=(rank, self.num_ranks, there, str(folder)),
+                        daemon=True,
+                        name=f"rank {rank}",
+                    )
+                    process.start()
+                    there.close()
+                    self.pipes.append(here)
+                    self.processes.append(process)
+            self._collect(None, START_TIMEOUT)
+        except BaseException:
+            self.kill()
+            raise
+
+    def call(
+        self, orders: Sequence[bytes], plan: Schedule | None = None, timeout: float = START_TIMEOUT
+    ) -> list[Any]:
+        """Give each rank its order and wait for every answer.
+
+        Raises RankError as soon as a rank fails, and if no rank finishes an action for `timeout` seconds.
+        Whatever is raised here, an interrupt too, every rank has been killed by then.
+        """
+        try:
+            for pipe, data in zip(self.pipes, orders, strict=True):
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is noticed below
+                    pipe.send_bytes(data)
+            return self._collect(plan, timeout)
+        except BaseException:
+            self.kill()
+            raise
+
+    def say(self) -> str:
+        """What the ranks have printed since the last time, rank by rank."""
+        said = []
+        for rank, log in enumerate(self.logs):
+            said += [f"[rank {rank}] {line.rstrip()}" for line in log.read().splitlines()]
+        return "\n".join(said)
+
+    def healthy(self) -> bool:
+        """Whether it can take orders: alive, and every process still there."""
+        return self.alive and all(process.is_alive() for process in self.processes)
+
+    def kill(self) -> None:
+        """End every process, now."""
+        self.alive = False
+        for process in self.processes:
+            if process.pid is not None:
+                with contextlib.suppress(Exception):
+                    process.kill()
+        for process in self.processes:
+            with contextlib.suppress(Exception):
+                process.join(5)
+        for pipe in self.pipes:
+            pipe.close()
+
+    def _collect(self, plan: Schedule | None, timeout: float) -> list[Any]:
+        """One answer of each rank, while watching pipes, processes and the board."""
+        answers: dict[int, Any] = {}
+        consequences: list[Failure] = []
+        last_move, finished, patience = time.monotonic(), self.board.finished(), float("inf")
+        while len(answers) < self.num_ranks:
+            for rank, answer in self._ready(set(range(self.num_ranks)) - set(answers), plan):
+                if isinstance(answer, Failure) and answer.consequence:
+                    consequences.append(answer)
+                elif isinstance(answer, Failure):
+                    raise watch.told(answer)
+                answers[rank] = answer
+            now = time.monotonic()
+            if consequences and patience == float("inf"):
+                patience = now + GRACE
+            if now > patience or (consequences and len(answers) == self.num_ranks):
+                raise watch.told(consequences[0])
+            if (count := self.board.finished()) != finished:
+                last_move, finished = now, count
+            if now - last_move > timeout:
+                raise watch.hung(self.processes, self.board, plan, timeout, self._last_words)
+        return [answers[rank] for rank in range(self.num_ranks)]
+
+    def _ready(self, silent: set[int], plan: Schedule | None) -> Iterator[tuple[int, Any]]:
+        """What has come from the ranks that have not answered yet; RankError if one of them is gone."""
+        ends: dict[Any, int] = {self.pipes[rank]: rank for rank in silent}
+        ends |= {self.processes[rank].sentinel: rank for rank in silent}
+        ready = {ends[end] for end in wait(list(ends), LOOK_AGAIN)}
+        for rank in sorted(ready):
+            try:
+                if self.pipes[rank].poll():
+                    yield rank, _answer(self.pipes[rank].recv_bytes())
+                    continue
+            except (EOFError, OSError):
+                self.processes[rank].join(1)
+            if not self.processes[rank].is_alive():
+                raise watch.died(rank, self.processes[rank], self.board, plan, self._last_words(rank))
+
+    def _last_words(self, rank: int) -> str:
+        return "".join(self.logs[rank].readlines()[-60:]).strip()
+
+
+def _answer(data: bytes) -> Any:
+    """What a rank sent: its result, or its Failure."""
+    if data == UP:
+        return None
+    return wire.unpack(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+
+def _without_main(prepare: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
+    """Keep multiprocessing from importing the caller's script in every rank: an unguarded one must work."""
+
+    def preparation(name: str) -> dict[str, Any]:
+        return {key: value for key, value in prepare(name).items() if not key.startswith("init_main")}
+
+    return preparation
+
+
+_pools: dict[int, Pool] = {}
+
+
+def pool_of(num_ranks: int) -> Pool:
+    """A pool of `num_ranks` ranks: the one kept from before, or a new one."""
+    pool = _pools.pop(num_ranks, None)
+    if pool is not None and not pool.healthy():
+        pool.kill()
+        pool = None
+    if pool is None:
+        while _pools and sum(_pools) + num_ranks > IDLE_RANKS:
+            _pools.pop(next(iter(_pools))).kill()  # the one unused for longest
+        pool = Pool(num_ranks)
+    _pools[num_ranks] = pool
+    return pool
+
+
+@atexit.register
+def close_all() -> None:
+    """End every rank process of this notebook."""
+    while _pools:
+        _pools.popitem()[1].kill()
+
+
+def warm_up() -> None:
+    """Start the server that ranks are forked from, in the background, so that the first run need not wait."""
+    if start_method() == "forkserver":
+        threading.Thread(target=_start_server, daemon=True, name="start forkserver").start()
+
+
+def _start_server() -> None:
+    with _starting:
+        mp.get_context("forkserver").set_forkserver_preload(PRELOAD)
+        forkserver.ensure_running()

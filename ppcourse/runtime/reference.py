@@ -1,0 +1,54 @@
+"""One process and no pipeline: the oracle that runs are held against."""
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ppcourse.analysis.timeline import Span, Timeline
+from ppcourse.runtime.batch import ends_of, reduction_of, split_batch
+from ppcourse.runtime.prepare import Model, check_function, layers_of
+from ppcourse.runtime.result import Result
+from ppcourse.runtime.stage import LossFunction, check_loss, seed_for
+from ppcourse.schedules.action import Action, Op
+
+
+def reference_step(
+    model: Model,
+    inputs: Any,
+    targets: Any,
+    *,
+    loss_fn: LossFunction,
+    m: int = 1,
+    reduction: str | None = None,
+    weight: Callable[[Any], float] | None = None,
+    seed: int = 0,
+) -> Result:
+    """One training step of the whole model on a copy of it, in this process, `m` microbatches one after another.
+
+    The same arguments, errors and result as `run`, without ranks, links or a schedule. With m=1 the batch is
+    not split at all. The caller's model and random state stay as they are.
+    """
+    kind = reduction_of(check_function(loss_fn, "loss_fn", "torch.nn.functional.cross_entropy"), reduction)
+    xs, ys = split_batch(inputs, targets, m)
+    whole = nn.Sequential(*copy.deepcopy(layers_of(model)))
+    whole.zero_grad(set_to_none=True)
+    spans, total, zero = [], 0.0, time.perf_counter()
+    with torch.random.fork_rng(devices=[]):
+        for i, (x, end) in enumerate(zip(xs, ends_of(ys, kind, weight), strict=True)):
+            began = time.perf_counter() - zero
+            for number, layer in enumerate(whole):
+                seed_for(seed, 0, number, i)
+                x = layer(x)
+            loss = loss_fn(x, end.target)
+            check_loss(loss)
+            between = time.perf_counter() - zero
+            torch.autograd.backward(loss * end.scale)
+            total += float(loss.detach().double()) * end.scale
+            spans += [Span(0, Action(0, Op.F, i), began, between)]
+            spans += [Span(0, Action(0, Op.B, i), between, time.perf_counter() - zero)]
+    grads = {name: weight.grad for name, weight in whole.named_parameters()}
+    return Result(total, grads, Timeline("reference", 1, tuple(spans), "measured"), peak_in_flight=(1.0,))

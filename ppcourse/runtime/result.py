@@ -1,0 +1,67 @@
+"""What comes back from a run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ppcourse.analysis.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Result:
+    """One step.
+
+    loss             of the whole batch, as if it had not been split
+    grads            {name in nn.Sequential(*layers).named_parameters(): gradient, None where there is none}
+    timeline         when each action ran (measured, or paced), seconds from the first start
+    peak_in_flight   for each rank, the most it held, in microbatches of one rank's full activation
+    peak_bytes       for each rank, the most bytes alive, weights and gradients included; None unless memory=True
+    held_bytes       for each rank, the most bytes held between two actions, weights and gradients left out
+    messages         how many crossed from rank to rank, and message_bytes how many bytes they had
+    device, link     what ran it and what carried its messages, with the reason
+    """
+
+    loss: float
+    grads: dict[str, Tensor | None] = field(repr=False)
+    timeline: Timeline
+    peak_in_flight: tuple[float, ...]
+    peak_bytes: tuple[int, ...] | None = None
+    held_bytes: tuple[int, ...] | None = None
+    messages: int = 0
+    message_bytes: int = 0
+    device: str = "cpu"
+    link: str = "none: one process"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A forward pass. `outputs` as the model gives them for the whole batch; `loss` is None without targets."""
+
+    outputs: Any = field(repr=False)
+    loss: float | None
+    timeline: Timeline
+
+
+@dataclass(frozen=True)
+class Training:
+    """Some steps.
+
+    losses, norms, step_times   one a step: loss; norm of all gradients before clipping; seconds from first action to last
+    state_dict                  the trained weights and buffers, for nn.Sequential(*layers).load_state_dict
+    timeline, peak_in_flight, peak_bytes, held_bytes, messages, message_bytes   as in Result, of the last step
+    """
+
+    losses: Sequence[float]
+    norms: Sequence[float] = field(repr=False)
+    step_times: Sequence[float] = field(repr=False)
+    state_dict: Mapping[str, Tensor] = field(repr=False)
+    timeline: Timeline
+    peak_in_flight: tuple[float, ...]
+    peak_bytes: tuple[int, ...] | None
+    held_bytes: tuple[int, ...] | None
+    messages: int
+    message_bytes: int
+    device: str
+    link: str

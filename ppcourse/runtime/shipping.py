@@ -1,0 +1,90 @@
+"""What a learner defines in a cell travels to the ranks by value, with the lines that tracebacks show."""
+
+import inspect
+import io
+import linecache
+import os
+import pickle
+import sys
+import types
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+
+class Shipper(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle, but code keeps the name of its file (cloudpickle 3.1 drops it), and open files do not travel."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        own = {types.CodeType: self._code, io.TextIOWrapper: _refuse}
+        self.dispatch_table = ChainMap(own, cloudpickle.Pickler.dispatch_table)
+        self.files: set[str] = set()
+        super().__init__(file)  # looks for dispatch_table, so it comes last
+
+    def _code(self, code: types.CodeType) -> tuple[Any, ...]:
+        self.files.add(code.co_filename)
+        _, parts = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+        return _code_with_filename, (parts, code.co_filename)
+
+
+class Order(NamedTuple):
+    """What is sent to a rank: which method of Worker, its arguments (pickled), and the sender's surroundings."""
+
+    name: str
+    arguments: bytes
+    sources: Mapping[str, Any]
+    path: list[str]
+    folder: str
+
+
+def order(name: str, *arguments: Any) -> bytes:
+    """An order, ready to send. Raises what pickling raises if something cannot travel."""
+    file = io.BytesIO()
+    shipper = Shipper(file)
+    shipper.dump(arguments)
+    cells = {name for name in shipper.files if name in linecache.cache and not Path(name).exists()}
+    sources = {name: linecache.cache[name] for name in cells}
+    return pickle.dumps(tuple(Order(name, file.getvalue(), sources, sys.path, os.getcwd())))
+
+
+def check_travels(things: Mapping[str, Any]) -> None:
+    """Raise ValueError, in a sentence that names the culprit, if one of `things` cannot travel to a rank."""
+    for name, thing in things.items():
+        error = _error(thing)
+        if error is not None:
+            inside = next((where for where, part in _parts(thing) if _error(part) is not None), "")
+            holds = f": its {inside} cannot" if inside else ""
+            raise ValueError(
+                f"{name} cannot travel to a rank{holds} ({error}); make such things inside forward(), or leave them out."
+            )
+
+
+def _error(thing: Any) -> str | None:
+    try:
+        Shipper(io.BytesIO()).dump(thing)
+    except Exception as error:  # noqa: BLE001 - anything may be raised by a learner's __reduce__
+        return f"{error}"
+    return None
+
+
+def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
+    """What an object, or what a function sees, with words for it."""
+    for name, value in getattr(thing, "__dict__", {}).items():
+        yield f"attribute {name!r}, a {type(value).__name__},", value
+    for module in getattr(thing, "children", list)():
+        yield from _parts(module)
+    if isinstance(thing, types.FunctionType):
+        seen = inspect.getclosurevars(thing)
+        for name, value in {**seen.globals, **seen.nonlocals}.items():
+            yield f"variable {name!r}, a {type(value).__name__},", value
+
+
+def _code_with_filename(parts: tuple[Any, ...], filename: str) -> types.CodeType:
+    return types.CodeType(*parts).replace(co_filename=filename)
+
+
+def _refuse(file: Any) -> Any:
+    raise pickle.PicklingError(f"cannot pickle the open file {getattr(file, 'name', '')!r}")

@@ -1,0 +1,81 @@
+"""The optimizer step of a pipeline: tied weights, one global norm, then each rank updates its own weights."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class Tie(NamedTuple):
+    """A weight that several ranks hold: this rank's name for it (None: it has none), whether it counts it in norms."""
+
+    name: str | None
+    counted: bool
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass
+class Trainer:
+    """Every rank has one and calls `update` after every step, also a rank without weights: all ranks take part.
+
+    optimizer   makes a torch optimizer of a rank's parameters
+    clip_norm   the most the norm of all gradients of the whole model may be; None: no limit
+    """
+
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    clip_norm: float | None = None
+    ties: tuple[Tie, ...] = ()
+    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
+    made: Any = None
+
+    def open(self, model: nn.Module) -> None:
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.made = self.optimizer(self.parameters.values()) if self.parameters else None
+
+    def update(self) -> float:
+        """One optimizer step; the global norm of the gradients before clipping (Pascanu et al. 2013)."""
+        self._sum_ties()
+        norm = self._global_norm()
+        if self.clip_norm is not None and norm > self.clip_norm:
+            for parameter in self.parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self.clip_norm / norm)
+        if self.made is not None:
+            self.made.step()
+            self.made.zero_grad(set_to_none=True)
+        return norm
+
+    def _sum_ties(self) -> None:
+        """Every copy of a tied weight gets the sum of the copies' gradients, or None if none has one."""
+        for tie in self.ties:
+            weight = self.parameters.get(tie.name) if tie.name else None
+            has = weight is not None and weight.grad is not None
+            total = weight.grad if weight is not None and has else torch.zeros(tie.shape, dtype=tie.dtype)
+            holders = torch.tensor(float(has))
+            assert total is not None
+            total = total.contiguous()
+            _all_sum(total)
+            _all_sum(holders)
+            if weight is not None and holders > 0:
+                weight.grad = total
+
+    def _global_norm(self) -> float:
+        """The square root of the sum of all squares, each weight of the model counted once."""
+        uncounted = {tie.name for tie in self.ties if not tie.counted}
+        grads = [
+            p.grad for name, p in self.parameters.items() if p.grad is not None and name not in uncounted
+        ]
+        square = torch.zeros((), dtype=torch.float64)
+        for grad in grads:
+            square += grad.double().pow(2).sum()
+        _all_sum(square)
+        return float(square.sqrt())
+
+
+def _all_sum(value: Tensor) -> None:
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(value)

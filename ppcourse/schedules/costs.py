@@ -1,0 +1,70 @@
+"""What an action and a hop take."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import TypeAlias
+
+from ppcourse.schedules.action import Op
+
+PerStage: TypeAlias = float | Sequence[float]
+"""One number for every stage, or one number a stage, in stage order."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """How long the actions of each stage last, in any one unit of time.
+
+    Costs are per stage, not per rank: to compare plans with different `v`, divide by `v`.
+
+    forward      F of one microbatch (on the last stage the loss belongs to it)
+    input_grad   I: the gradient of the stage's input
+    weight_grad  W: the gradient of the stage's weights; B lasts `input_grad + weight_grad`
+    comm         one hop from rank to rank: occupies neither rank, and hops do not queue
+    overlap      an overlapped pair F&B; by default as long as F and B one after the other
+
+    Raises ValueError for what is not a finite number of at least 0.
+    """
+
+    forward: PerStage = 1.0
+    input_grad: PerStage = 1.0
+    weight_grad: PerStage = 1.0
+    comm: float = 0.0
+    overlap: PerStage | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.name == "overlap":
+                continue
+            one_only = field.name == "comm"
+            for number in [value] if one_only or not isinstance(value, Sequence) else value:
+                if not (isinstance(number, Real) and math.isfinite(number) and float(number) >= 0):
+                    lists = "" if one_only else ", or a list of one a stage"
+                    right = f"it must be a finite number of at least 0{lists}"
+                    raise ValueError(f"Costs.{field.name} is {number!r}; {right}.")
+
+    def durations(self, num_stages: int) -> dict[Op, tuple[float, ...]]:
+        """How long each op lasts, stage by stage.
+
+        Raises ValueError if a cost is given per stage for another number of stages.
+        """
+        forward = self._per_stage("forward", num_stages)
+        input_grad = self._per_stage("input_grad", num_stages)
+        weight_grad = self._per_stage("weight_grad", num_stages)
+        backward = tuple(i + w for i, w in zip(input_grad, weight_grad, strict=True))
+        return {Op.F: forward, Op.B: backward, Op.I: input_grad, Op.W: weight_grad}
+
+    def overlaps(self, num_stages: int) -> tuple[float, ...] | None:
+        """How long an overlapped pair lasts, by the stage of its F; None: as long as its F and its B."""
+        return None if self.overlap is None else self._per_stage("overlap", num_stages)
+
+    def _per_stage(self, name: str, num_stages: int) -> tuple[float, ...]:
+        value = getattr(self, name)
+        if not isinstance(value, Sequence):
+            return (float(value),) * num_stages
+        if len(value) != num_stages:
+            right = f"give {num_stages}, or one number for all"
+            raise ValueError(f"Costs.{name} has {len(value)} numbers for {num_stages} stages; {right}.")
+        return tuple(float(number) for number in value)

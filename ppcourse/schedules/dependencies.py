@@ -1,0 +1,85 @@
+"""The rules of a pipeline: what must be done before an action may start. They stand here and nowhere else.
+
+Validator, simulator, channels and runtime all ask this file. An action leaves something behind, and other
+actions need it:
+
+    F of stage s        needs the ACTIVATION of stage s-1
+    B or I of stage s   needs the ACTIVATION of stage s (its own F) and the INPUT_GRAD of stage s+1
+    W of stage s        needs the INPUT_GRAD of stage s (its own I)
+
+all of the same microbatch. What a first or a last stage would need from beyond the model it does not need.
+"""
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+from ppcourse.schedules.action import Action, Op
+
+
+class Result(IntEnum):
+    """What an action leaves behind."""
+
+    ACTIVATION = 0
+    INPUT_GRAD = 1
+    WEIGHT_GRAD = 2
+
+
+class Rule(NamedTuple):
+    """Needs `result` of the stage `offset` further on in the data flow."""
+
+    offset: int
+    result: Result
+
+
+RULES: dict[Op, tuple[Rule, ...]] = {
+    Op.F: (Rule(-1, Result.ACTIVATION),),
+    Op.B: (Rule(0, Result.ACTIVATION), Rule(+1, Result.INPUT_GRAD)),
+    Op.I: (Rule(0, Result.ACTIVATION), Rule(+1, Result.INPUT_GRAD)),
+    Op.W: (Rule(0, Result.INPUT_GRAD),),
+}
+
+RESULTS: dict[Op, tuple[Result, ...]] = {
+    Op.F: (Result.ACTIVATION,),
+    Op.B: (Result.INPUT_GRAD, Result.WEIGHT_GRAD),
+    Op.I: (Result.INPUT_GRAD,),
+    Op.W: (Result.WEIGHT_GRAD,),
+}
+
+
+class Numbering:
+    """Results as dense whole numbers, so that a million actions need lists and no dictionaries.
+
+    (result, stage, microbatch) has the number (result · num_stages + stage) · num_microbatches + microbatch.
+    """
+
+    def __init__(self, num_stages: int, num_microbatches: int) -> None:
+        self.num_stages, self.num_microbatches = num_stages, num_microbatches
+        self.size = len(Result) * num_stages * num_microbatches
+        stages = range(num_stages)
+        self._results = {op: tuple(tuple(self._of(r, s) for r in RESULTS[op]) for s in stages) for op in Op}
+        self._needs = {op: tuple(tuple(self._needed(op, s)) for s in stages) for op in Op}
+
+    def results(self, action: Action) -> list[int]:
+        """The numbers of what `action` leaves behind."""
+        stage, op, microbatch = action
+        return [base + microbatch for base in self._results[op][stage]]
+
+    def needs(self, action: Action) -> list[int]:
+        """The numbers that must be done before `action` may start."""
+        stage, op, microbatch = action
+        return [base + microbatch for base in self._needs[op][stage]]
+
+    def describe(self, number: int) -> tuple[Result, int, int]:
+        """(result, stage, microbatch) of a number."""
+        place, microbatch = divmod(number, self.num_microbatches)
+        result, stage = divmod(place, self.num_stages)
+        return Result(result), stage, microbatch
+
+    def _of(self, result: Result, stage: int) -> int:
+        return (result * self.num_stages + stage) * self.num_microbatches
+
+    def _needed(self, op: Op, stage: int) -> Iterator[int]:
+        for offset, result in RULES[op]:
+            if 0 <= stage + offset < self.num_stages:
+                yield self._of(result, stage + offset)
