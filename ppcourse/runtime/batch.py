@@ -15,9 +15,7 @@ def rows_of(value: Any, what: str) -> int:
     """The number of rows of a batch: dimension 0 of its first tensor. Raises ValueError if it has none."""
     tensors = [tensor for tensor in tensors_of(value) if tensor.dim() > 0]
     if not tensors:
-        raise ValueError(
-            f"{what} hold no tensor with rows, but a batch is split into microbatches along dimension 0."
-        )
+        raise ValueError(f"{what} hold no tensor with rows, but a batch is split into microbatches along dimension 0.")
     rows = tensors[0].shape[0]
     for tensor in tensors:
         if tensor.shape[0] not in (1, rows):
@@ -56,22 +54,16 @@ def split_batch(inputs: Any, targets: Any, m: int) -> tuple[list[Any], list[Any]
         return split(inputs, m, rows), [None] * m
     target_rows = rows_of(targets, "targets")
     if target_rows != rows:
-        raise ValueError(
-            f"targets have {target_rows} rows, but inputs have {rows}; each input row needs its target."
-        )
+        raise ValueError(f"targets have {target_rows} rows, but inputs have {rows}; each input row needs its target.")
     return split(inputs, m, rows), split(targets, m, rows)
 
 
 def reduction_of(loss_fn: Callable[..., Any], given: str | None) -> str:
     """Either mean or sum: as given, else what the loss function says of itself, else mean."""
-    own = getattr(loss_fn, "keywords", {}).get(
-        "reduction"
-    )  # functools.partial(cross_entropy, reduction="sum")
+    own = getattr(loss_fn, "keywords", {}).get("reduction")  # functools.partial(cross_entropy, reduction="sum")
     reduction = given or own or getattr(loss_fn, "reduction", "mean")
     if reduction not in ("mean", "sum"):
-        raise ValueError(
-            f"reduction is {reduction!r}; a loss over microbatches is put together by 'mean' or by 'sum'."
-        )
+        raise ValueError(f"reduction is {reduction!r}; a loss over microbatches is put together by 'mean' or by 'sum'.")
     return str(reduction)
 
 

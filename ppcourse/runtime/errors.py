@@ -42,9 +42,7 @@ class RankError(RuntimeError):
     traceback    that rank's own traceback, with the learner's lines; empty if it left none
     """
 
-    def __init__(
-        self, rank: int, action: Action | None, cause: str, traceback: str = "", note: str = ""
-    ) -> None:
+    def __init__(self, rank: int, action: Action | None, cause: str, traceback: str = "", note: str = "") -> None:
         self.rank, self.action, self.cause, self.traceback, self.note = rank, action, cause, traceback, note
         self.stage = None if action is None else action.stage
         self.microbatch = None if action is None else action.microbatch
@@ -78,7 +76,10 @@ def from_dump(dump: str) -> str:
     lines = []
     for file, line, name in reversed(frames[:ends]):
         if not _is_plumbing(file):
-            lines += [f'  File "{file}", line {line}, in {name}', f"    {linecache.getline(file, line).strip()}"]
+            lines += [
+                f'  File "{file}", line {line}, in {name}',
+                f"    {linecache.getline(file, line).strip()}",
+            ]
     return "\n".join(["Traceback (most recent call last):", *lines]) if lines else ""
 
 

@@ -9,7 +9,8 @@ import torch
 from ppcourse.analysis.timeline import Span
 from ppcourse.runtime.board import Board, State
 from ppcourse.runtime.clock import Clock
-from ppcourse.runtime.link import Arrival, Link
+from ppcourse.runtime.ends import Arrival
+from ppcourse.runtime.link import Link
 from ppcourse.runtime.meter import Meter
 from ppcourse.runtime.stage import End, Stage, as_inputs
 from ppcourse.schedules.action import Action, Op

@@ -1,25 +1,44 @@
 """run, evaluate, train: check everything → ship → collect."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 from tqdm.auto import tqdm
 
 from ppcourse.runtime.batch import ends_of, join, reduction_of, split_batch
-from ppcourse.runtime.prepare import Model, Plan, check_function, check_options, cut, resolve_plan
+from ppcourse.runtime.errors import RankError
+from ppcourse.runtime.job import Job, Report
+from ppcourse.runtime.prepare import Model, Plan, check_function, check_options, cut, layers_of, resolve_plan
+from ppcourse.runtime.probe import probe
 from ppcourse.runtime.result import Evaluation, Result, Training
 from ppcourse.runtime.session import session
 from ppcourse.runtime.stage import End, LossFunction
 from ppcourse.runtime.training import Trainer
-from ppcourse.runtime.worker import Job, Report
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule, forward_only
 
+P = ParamSpec("P")
+R = TypeVar("R")
 CROSS_ENTROPY = "torch.nn.functional.cross_entropy"
 
 
+def briefly(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a RankError come without the driver's own traceback: the rank's is the one that says something."""
+
+    @functools.wraps(function)
+    def brief(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except RankError as error:
+            raise error.with_traceback(None) from None
+
+    return brief
+
+
+@briefly
 def run(
     plan: Plan,
     model: Model,
@@ -67,6 +86,7 @@ def run(
     kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
     xs, ys = split_batch(inputs, targets, resolved.num_microbatches)
     ends = ends_of(ys, kind, weight)
+    probe(layers_of(model), xs[0], ys[0], loss_fn)
 
     def job(rank: int) -> Job:
         return Job(resolved, made.of_rank(rank), loss_fn, pace, memory, recompute, seed)
@@ -84,6 +104,7 @@ def run(
     )
 
 
+@briefly
 def evaluate(
     plan: Plan,
     model: Model,
@@ -137,6 +158,7 @@ def evaluate(
     )
 
 
+@briefly
 def train(
     plan: Plan,
     model: Model,

@@ -28,9 +28,7 @@ def resolve_plan(plan: Plan, p: int | None, m: int | None, v: int | None) -> Sch
     """
     if isinstance(plan, str) and "\n" not in plan.strip():
         if p is None or m is None:
-            raise ValueError(
-                f"{plan!r} is a schedule's name, so say for how many ranks and microbatches: p=4, m=8."
-            )
+            raise ValueError(f"{plan!r} is a schedule's name, so say for how many ranks and microbatches: p=4, m=8.")
         plan = build(plan, p, m, v)
     elif isinstance(plan, str):
         plan = Schedule.from_text(plan)
@@ -45,9 +43,7 @@ def resolve_plan(plan: Plan, p: int | None, m: int | None, v: int | None) -> Sch
             )
     for action in (action for row in plan.rows for action in row):
         if action.op not in CAN:
-            raise ValueError(
-                f"The plan has {action}, but ranks run F and B only so far; write B for I and W together."
-            )
+            raise ValueError(f"The plan has {action}, but ranks run F and B only so far; write B for I and W together.")
     return plan
 
 
@@ -55,14 +51,13 @@ def layers_of(model: Model) -> list[nn.Module]:
     """The layers of an nn.Sequential, or of a list of modules."""
     if isinstance(model, nn.Module) and not isinstance(model, nn.Sequential):
         raise ValueError(
-            f"The model is a {type(model).__name__}; to be cut into stages it must be an nn.Sequential, or a list of layers."
+            f"The model is a {type(model).__name__}; to be cut into stages it must be an nn.Sequential,"
+            " or a list of layers."
         )
     layers = list(model)
     for number, layer in enumerate(layers):
         if not isinstance(layer, nn.Module):
-            raise ValueError(
-                f"Layer {number} of the model is a {type(layer).__name__}, but a layer is an nn.Module."
-            )
+            raise ValueError(f"Layer {number} of the model is a {type(layer).__name__}, but a layer is an nn.Module.")
     return layers
 
 
@@ -76,9 +71,7 @@ def sizes_of(partition: str | Sequence[int], layers: Sequence[nn.Module], num_st
     if partition == "uniform":
         return partition_layers([1.0] * len(layers), num_stages, "uniform")
     if partition == "parameters":
-        return partition_layers(
-            [float(sum(p.numel() for p in layer.parameters())) for layer in layers], num_stages
-        )
+        return partition_layers([float(sum(p.numel() for p in layer.parameters())) for layer in layers], num_stages)
     if isinstance(partition, str):
         raise ValueError(
             f"There is no partition {partition!r}; it is uniform, parameters, or the layers of each stage."
@@ -87,7 +80,8 @@ def sizes_of(partition: str | Sequence[int], layers: Sequence[nn.Module], num_st
     if len(sizes) != num_stages or sum(sizes) != len(layers) or min(sizes) < 1:
         fits = partition_layers([1.0] * len(layers), num_stages, "uniform")
         raise ValueError(
-            f"The partition {sizes} does not cut {len(layers)} layers into {num_stages} stages of at least one; {fits} does."
+            f"The partition {sizes} does not cut {len(layers)} layers into {num_stages} stages of at least one layer;"
+            f" {fits} does."
         )
     return sizes
 
@@ -132,9 +126,7 @@ def cut(plan: Schedule, model: Model, partition: str | Sequence[int]) -> Cut:
     """The model's layers, dealt out to the stages of `plan`."""
     layers = layers_of(model)
     numbered = iter(enumerate(layers))
-    stages = tuple(
-        dict(next(numbered) for _ in range(size)) for size in sizes_of(partition, layers, plan.num_stages)
-    )
+    stages = tuple(dict(next(numbered) for _ in range(size)) for size in sizes_of(partition, layers, plan.num_stages))
     names: dict[int, list[str]] = defaultdict(list)
     for name, weight in nn.Sequential(*layers).named_parameters(remove_duplicate=False):
         names[id(weight)].append(name)
@@ -162,18 +154,14 @@ def check_function(value: Any, name: str, example: str) -> Callable[..., Any]:
 def check_options(plan: Schedule, device: str, link: str, pace: Costs | None, timeout: float) -> str:
     """Raise ValueError for a device, link, pace or timeout that cannot be had; which link carries messages, and why."""
     if device not in ("auto", "cpu"):
-        raise ValueError(
-            f"device is {device!r}, but ranks run on the CPU so far; say 'cpu', or leave it out."
-        )
+        raise ValueError(f"device is {device!r}, but ranks run on the CPU so far; say 'cpu', or leave it out.")
     if link not in ("auto", "gloo"):
         raise ValueError(f"link is {link!r}, but messages go over gloo so far; say 'gloo', or leave it out.")
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout!r}; it is a number of seconds above 0, for example 60.")
     if pace is not None:
         if not isinstance(pace, Costs):
-            raise ValueError(
-                f"pace is {pace!r}, but it must be Costs in seconds, for example Costs(forward=0.01)."
-            )
+            raise ValueError(f"pace is {pace!r}, but it must be Costs in seconds, for example Costs(forward=0.01).")
         pace.durations(plan.num_stages)
     if plan.num_ranks == 1:
         return "none: one rank has nobody to talk to"

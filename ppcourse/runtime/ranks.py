@@ -1,50 +1,38 @@
 """The pool of rank processes: start, reuse, watch, kill.
 
 Ranks come from a forkserver that has imported torch once, so that four of them are up in a fraction of a
-second; where there is none, they are spawned. They are kept from cell to cell, and end with the notebook's
+second; where there is none, they are spawned (server.py). They are kept from cell to cell, and end with the notebook's
 process, whatever ends that. Everything they have in common lies in a folder of their own, gone once they
 are up: two notebooks never meet.
 """
 
 import atexit
 import contextlib
-import sys
+import re
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import forkserver, spawn
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TextIO
-from unittest.mock import patch
 
 import torch
-import torch.multiprocessing as mp
 
 from ppcourse.runtime import watch, wire
 from ppcourse.runtime.board import Board
 from ppcourse.runtime.errors import Failure
+from ppcourse.runtime.process import UP, rank_main
+from ppcourse.runtime.server import starting
 from ppcourse.runtime.system import remove_folder
-from ppcourse.runtime.worker import UP, rank_main
 from ppcourse.schedules.schedule import Schedule
 
-PRELOAD = [
-    "ppcourse.runtime.worker",
-    "torch.fx.experimental.symbolic_shapes",
-]  # the second: for a first backward
+# the second is what torch imports at a first backward
 GRACE = 0.5  # seconds that a rank gets to tell the cause, once another has told a consequence
 START_TIMEOUT = 120.0
+DUMP = re.compile(r"^(?:Fatal Python error|Current thread 0x|Thread 0x)", re.MULTILINE)
 LOOK_AGAIN = 0.1  # seconds between two looks at the board
 IDLE_RANKS = 16  # the most processes kept without work
-
-_starting = threading.Lock()
-
-
-def start_method() -> str:
-    """forkserver, or spawn where there is none (Windows) or where it is not safe with system libraries (macOS)."""
-    return "spawn" if sys.platform in ("darwin", "win32") else "forkserver"
 
 
 class Pool:
@@ -62,6 +50,7 @@ class Pool:
             for log in logs:
                 log.touch()
             self.logs: list[TextIO] = [log.open(encoding="utf-8", errors="replace") for log in logs]
+            self.unsaid = [""] * num_ranks  # printed, read, not yet shown
             self.pipes: list[Connection] = []
             self.processes: list[BaseProcess] = []
             self.alive = True
@@ -70,22 +59,12 @@ class Pool:
             remove_folder(folder)
 
     def _start(self, folder: Path) -> None:
-        context = mp.get_context(start_method())
-        if start_method() == "forkserver":
-            context.set_forkserver_preload(PRELOAD)
         try:
-            with (
-                _starting,
-                patch.object(spawn, "get_preparation_data", _without_main(spawn.get_preparation_data)),
-            ):
+            with starting() as context:
                 for rank in range(self.num_ranks):
                     here, there = context.Pipe()
-                    process = context.Process(  # type: ignore[attr-defined]
-                        target=rank_main,
-                        args=(rank, self.num_ranks, there, str(folder)),
-                        daemon=True,
-                        name=f"rank {rank}",
-                    )
+                    arguments = (rank, self.num_ranks, there, str(folder))
+                    process = context.Process(target=rank_main, args=arguments, daemon=True, name=f"rank {rank}")
                     process.start()
                     there.close()
                     self.pipes.append(here)
@@ -95,9 +74,7 @@ class Pool:
             self.kill()
             raise
 
-    def call(
-        self, orders: Sequence[bytes], plan: Schedule | None = None, timeout: float = START_TIMEOUT
-    ) -> list[Any]:
+    def call(self, orders: Sequence[bytes], plan: Schedule | None = None, timeout: float = START_TIMEOUT) -> list[Any]:
         """Give each rank its order and wait for every answer.
 
         Raises RankError as soon as a rank fails, and if no rank finishes an action for `timeout` seconds.
@@ -116,7 +93,8 @@ class Pool:
         """What the ranks have printed since the last time, rank by rank."""
         said = []
         for rank, log in enumerate(self.logs):
-            said += [f"[rank {rank}] {line.rstrip()}" for line in log.read().splitlines()]
+            text, self.unsaid[rank] = self.unsaid[rank] + log.read(), ""
+            said += [f"[rank {rank}] {line.rstrip()}" for line in text.splitlines()]
         return "\n".join(said)
 
     def healthy(self) -> bool:
@@ -156,7 +134,7 @@ class Pool:
             if (count := self.board.finished()) != finished:
                 last_move, finished = now, count
             if now - last_move > timeout:
-                raise watch.hung(self.processes, self.board, plan, timeout, self._last_words)
+                raise watch.hung(self.processes, self.board, plan, timeout, self._dump)
         return [answers[rank] for rank in range(self.num_ranks)]
 
     def _ready(self, silent: set[int], plan: Schedule | None) -> Iterator[tuple[int, Any]]:
@@ -172,10 +150,15 @@ class Pool:
             except (EOFError, OSError):
                 self.processes[rank].join(1)
             if not self.processes[rank].is_alive():
-                raise watch.died(rank, self.processes[rank], self.board, plan, self._last_words(rank))
+                raise watch.died(rank, self.processes[rank], self.board, plan, self._dump(rank))
 
-    def _last_words(self, rank: int) -> str:
-        return "".join(self.logs[rank].readlines()[-60:]).strip()
+    def _dump(self, rank: int) -> str:
+        """What faulthandler has written to the rank's log; what the rank itself printed is kept to be shown."""
+        text = self.logs[rank].read()
+        found = DUMP.search(text)
+        end = found.start() if found else len(text)
+        self.unsaid[rank] += text[:end]
+        return text[end:]
 
 
 def _answer(data: bytes) -> Any:
@@ -183,15 +166,6 @@ def _answer(data: bytes) -> Any:
     if data == UP:
         return None
     return wire.unpack(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-
-
-def _without_main(prepare: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
-    """Keep multiprocessing from importing the caller's script in every rank: an unguarded one must work."""
-
-    def preparation(name: str) -> dict[str, Any]:
-        return {key: value for key, value in prepare(name).items() if not key.startswith("init_main")}
-
-    return preparation
 
 
 _pools: dict[int, Pool] = {}
@@ -216,15 +190,3 @@ def close_all() -> None:
     """End every rank process of this notebook."""
     while _pools:
         _pools.popitem()[1].kill()
-
-
-def warm_up() -> None:
-    """Start the server that ranks are forked from, in the background, so that the first run need not wait."""
-    if start_method() == "forkserver":
-        threading.Thread(target=_start_server, daemon=True, name="start forkserver").start()
-
-
-def _start_server() -> None:
-    with _starting:
-        mp.get_context("forkserver").set_forkserver_preload(PRELOAD)
-        forkserver.ensure_running()

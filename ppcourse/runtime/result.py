@@ -48,9 +48,10 @@ class Evaluation:
 class Training:
     """Some steps.
 
-    losses, norms, step_times   one a step: loss; norm of all gradients before clipping; seconds from first action to last
-    state_dict                  the trained weights and buffers, for nn.Sequential(*layers).load_state_dict
-    timeline, peak_in_flight, peak_bytes, held_bytes, messages, message_bytes   as in Result, of the last step
+    losses, norms    one a step: the loss, and the norm of all gradients before clipping
+    step_times       seconds from the first action of each step to the last
+    state_dict       the trained weights and buffers, for nn.Sequential(*layers).load_state_dict
+    timeline, peak_in_flight, peak_bytes, held_bytes, messages, message_bytes: as in Result, of the last step
     """
 
     losses: Sequence[float]

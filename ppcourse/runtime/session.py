@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from ppcourse.analysis.timeline import Span, Timeline
+from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.prepare import Cut, check_all_travel
 from ppcourse.runtime.ranks import Pool, pool_of
 from ppcourse.runtime.shipping import order
 from ppcourse.runtime.stage import End
-from ppcourse.runtime.worker import Job, Report
 
 
 @dataclass

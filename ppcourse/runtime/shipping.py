@@ -3,7 +3,6 @@
 import inspect
 import io
 import linecache
-import os
 import pickle
 import sys
 import types
@@ -47,7 +46,7 @@ def order(name: str, *arguments: Any) -> bytes:
     shipper.dump(arguments)
     cells = {name for name in shipper.files if name in linecache.cache and not Path(name).exists()}
     sources = {name: linecache.cache[name] for name in cells}
-    return pickle.dumps(tuple(Order(name, file.getvalue(), sources, sys.path, os.getcwd())))
+    return pickle.dumps(tuple(Order(name, file.getvalue(), sources, sys.path, str(Path.cwd()))))
 
 
 def check_travels(things: Mapping[str, Any]) -> None:
@@ -58,14 +57,15 @@ def check_travels(things: Mapping[str, Any]) -> None:
             inside = next((where for where, part in _parts(thing) if _error(part) is not None), "")
             holds = f": its {inside} cannot" if inside else ""
             raise ValueError(
-                f"{name} cannot travel to a rank{holds} ({error}); make such things inside forward(), or leave them out."
+                f"{name} cannot travel to a rank{holds} ({error}); make such things inside forward(),"
+                " or leave them out."
             )
 
 
 def _error(thing: Any) -> str | None:
     try:
         Shipper(io.BytesIO()).dump(thing)
-    except Exception as error:  # noqa: BLE001 - anything may be raised by a learner's __reduce__
+    except Exception as error:  # anything may be raised by a learner's __reduce__
         return f"{error}"
     return None
 

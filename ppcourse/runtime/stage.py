@@ -10,8 +10,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
-
 LossFunction = Callable[[Any, Any], Tensor]
+
+
+class HandOnError(TypeError):
+    """A layer, or the loss function, returned what cannot be handed on."""
 
 
 class End(NamedTuple):
@@ -74,9 +77,7 @@ class Stage:
         """
         stash = self.stash.pop(microbatch)
         given = [None] * len(stash.edges) if grads is None else grads
-        due = [
-            (e, g) for e, g in zip(stash.edges, given, strict=True) if e and (grads is None or g is not None)
-        ]
+        due = [(e, g) for e, g in zip(stash.edges, given, strict=True) if e and (grads is None or g is not None)]
         if due:
             torch.autograd.backward([edge for edge, _ in due], [grad for _, grad in due])
         return [None if tensor is None else tensor.grad for tensor in stash.inputs]
@@ -106,24 +107,20 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 def as_inputs(value: Any) -> Any:
     """What another stage handed on, as the leaves that this stage's graph starts from."""
-    return tree_map(
-        lambda x: x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x, value
-    )
+    return tree_map(lambda x: x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x, value)
 
 
 def check_output(number: int, layer: nn.Module, value: Any) -> None:
-    """Raise TypeError for what cannot be handed on to the next layer."""
+    """Raise HandOnError for what cannot be handed on to the next layer."""
     if not tensors_of(value):
-        name = f"layer {number} ({type(layer).__name__})"
-        raise TypeError(
-            f"{name} returned {_a(value)}, but a layer hands on a tensor, or a tuple with tensors in it."
-        )
+        name = f"Layer {number} ({type(layer).__name__})"
+        raise HandOnError(f"{name} returned {_a(value)}, but a layer hands on a tensor, or a tuple with tensors in it.")
 
 
 def check_loss(loss: Any) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else _a(loss)
-        raise TypeError(f"loss_fn returned {what}, but a loss is one number: let it return a mean or a sum.")
+        raise HandOnError(f"loss_fn returned {what}, but a loss is one number: let it return a mean or a sum.")
 
 
 def _a(value: Any) -> str:

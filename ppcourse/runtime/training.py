@@ -66,9 +66,7 @@ class Trainer:
     def _global_norm(self) -> float:
         """The square root of the sum of all squares, each weight of the model counted once."""
         uncounted = {tie.name for tie in self.ties if not tie.counted}
-        grads = [
-            p.grad for name, p in self.parameters.items() if p.grad is not None and name not in uncounted
-        ]
+        grads = [p.grad for name, p in self.parameters.items() if p.grad is not None and name not in uncounted]
         square = torch.zeros((), dtype=torch.float64)
         for grad in grads:
             square += grad.double().pow(2).sum()

@@ -20,8 +20,8 @@ def told(failure: Failure) -> RankError:
     return RankError(failure.rank, failure.action, failure.cause, failure.traceback)
 
 
-def died(rank: int, process: BaseProcess, board: Board, plan: Schedule | None, last_words: str) -> RankError:
-    """The error for a process that is gone without a word."""
+def died(rank: int, process: BaseProcess, board: Board, plan: Schedule | None, dump: str) -> RankError:
+    """The error for a process that is gone without a word, but for what faulthandler may have dumped."""
     code = process.exitcode or 0
     if code >= 0:
         cause = f"its process ended with exit code {code}"
@@ -29,9 +29,7 @@ def died(rank: int, process: BaseProcess, board: Board, plan: Schedule | None, l
         cause = f"its process was killed by {signal.Signals(-code).name}"
         if -code == signal.SIGKILL:
             cause += " (which the system also sends when memory runs out)"
-    traceback = from_dump(last_words)  # what faulthandler wrote at a crash
-    note = f"The last it printed:\n{last_words}" if last_words and not traceback else ""
-    return RankError(rank, _action(plan, rank, board.read(rank)), cause, traceback, note)
+    return RankError(rank, _action(plan, rank, board.read(rank)), cause, from_dump(dump))
 
 
 def hung(
@@ -39,7 +37,7 @@ def hung(
     board: Board,
     plan: Schedule | None,
     timeout: float,
-    last_words: Callable[[int], str],
+    dump_of: Callable[[int], str],
 ) -> RankError:
     """The error for a step in which nothing moves: the culprit is a stopped rank, or the one longest at work."""
     notes = [board.read(rank) for rank in range(len(processes))]
@@ -47,13 +45,16 @@ def hung(
     at_work = [rank for rank, note in enumerate(notes) if note.state is State.RUNNING]
     waiting = [rank for rank, note in enumerate(notes) if note.state is State.WAITING]
     first = min(stopped or at_work or waiting or range(len(notes)), key=lambda rank: notes[rank].since)
-    cause = f"nothing moved for {timeout:g} s"
-    cause += (
-        ", and its process is stopped" if stopped else ", and it was at work all that time" if at_work else ""
-    )
+    why = ", and its process is stopped" if stopped else ", and it was at work all that time" if at_work else ""
     places = "\n".join(f"  rank {rank} {_where(plan, rank, note)}" for rank, note in enumerate(notes))
+    os.kill(processes[first].pid or 0, signal.SIGUSR1)  # to which a rank answers with where it is
+    time.sleep(0.2)
     return RankError(
-        first, _action(plan, first, notes[first]), cause, note=f"Where every rank stood:\n{places}"
+        first,
+        _action(plan, first, notes[first]),
+        f"nothing moved for {timeout:g} s{why}",
+        from_dump(dump_of(first)),
+        f"Where every rank stood:\n{places}",
     )
 
 

@@ -56,9 +56,7 @@ class _Unpickler(pickle.Unpickler):
         return self.tensors[place]
 
 
-def pack(
-    value: Any, kind: int = 0, stage: int = 0, microbatch: int = 0, sent_at: int = 0, room: int = 0
-) -> Tensor:
+def pack(value: Any, kind: int = 0, stage: int = 0, microbatch: int = 0, sent_at: int = 0, room: int = 0) -> Tensor:
     """`value` as a flat uint8 tensor of at least `room` bytes. Raises TypeError for a tensor that is not strided."""
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -66,9 +64,7 @@ def pack(
     tensors = [tensor.detach() for tensor in pickler.tensors]
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.is_quantized:
-            raise TypeError(
-                f"a {tensor.layout} tensor cannot cross between ranks; make it dense with to_dense()."
-            )
+            raise TypeError(f"a {tensor.layout} tensor cannot cross between ranks; make it dense with to_dense().")
     kinds = [(t.dtype, tuple(t.shape), t.requires_grad) for t in pickler.tensors]
     form = pickle.dumps((file.getvalue(), kinds), protocol=5)
     places, length = _places(kinds, HEADER.size + len(form))
@@ -95,17 +91,13 @@ def unpack(buffer: Tensor) -> Any:
         # not views of `buffer`: views of one tensor share its version, so that in-place operations would clash
         count = torch.Size(shape).numel()
         flat = (
-            torch.frombuffer(memory, dtype=dtype, offset=start, count=count)
-            if count
-            else torch.empty(0, dtype=dtype)
+            torch.frombuffer(memory, dtype=dtype, offset=start, count=count) if count else torch.empty(0, dtype=dtype)
         )
         tensors.append(flat.view(shape).detach().requires_grad_(requires_grad))
     return _Unpickler(io.BytesIO(form), tensors).load()
 
 
-def _places(
-    kinds: list[tuple[torch.dtype, tuple[int, ...], bool]], start: int
-) -> tuple[list[tuple[int, int]], int]:
+def _places(kinds: list[tuple[torch.dtype, tuple[int, ...], bool]], start: int) -> tuple[list[tuple[int, int]], int]:
     """Where each tensor begins and ends, and where everything ends."""
     places = []
     for dtype, shape, _ in kinds:

@@ -1,0 +1,181 @@
+"""The two ends of a channel over torch.distributed: a thread each.
+
+The sending end has a thread that sends, so that a waiting send blocks neither compute nor another channel, and
+frees a message once it is gone. The receiving end keeps window + 1 receives posted ahead of need, and a thread
+that takes what arrives out of the way.
+"""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ppcourse.runtime import wire
+from ppcourse.runtime.errors import LinkError
+from ppcourse.schedules.channels import Channel, Kind, Message, Traffic
+
+KINDS = list(Kind)
+FIRST_ROOM = 16 * 1024  # bytes that the first receives of a channel make room for
+
+
+class Arrival(NamedTuple):
+    """What a message brought, and when it was there (perf_counter seconds)."""
+
+    value: Any
+    at: float
+
+
+class Room:
+    """How many bytes the first transfer of each message of a channel carries; both ends count to the same number.
+
+    A receive is posted before its message exists, so it makes room for the largest message known by then:
+    all of the steps before, and those of this step that are at least `ahead` messages earlier. A larger
+    message sends its rest in a second transfer. Once shapes repeat, that never happens again.
+    """
+
+    def __init__(self, ahead: int, messages_a_step: int) -> None:
+        self._ahead, self._step = ahead, messages_a_step
+        self._count = 0
+        self._recent: deque[int] = deque()
+        self._bytes = FIRST_ROOM
+
+    def next(self) -> int:
+        """The room of the next message; the lengths of those `ahead` of it must have been noted."""
+        known = 0 if self._count % self._step == 0 else self._ahead - 1
+        while len(self._recent) > known:
+            self._bytes = max(self._bytes, self._recent.popleft())
+        self._count += 1
+        return self._bytes
+
+    def note(self, length: int) -> None:
+        self._recent.append(length)
+
+
+class Outgoing:
+    """The sending end of a channel."""
+
+    def __init__(self, channel: Channel, traffic: Traffic) -> None:
+        self._channel = channel
+        self._room = Room(traffic.window + 1, len(traffic.sent))
+        self._queue: queue.Queue[tuple[Tensor, ...]] = queue.Queue()
+        self._error: LinkError | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True, name=f"send {channel}")
+        self._thread.start()
+
+    def send(self, message: Message, value: Any) -> int:
+        """Put the message in the thread's hands; its length in bytes."""
+        if self._error:
+            raise self._error
+        room = self._room.next()
+        place = KINDS.index(message.channel.kind), message.stage, message.microbatch
+        buffer = wire.pack(value, *place, sent_at=time.perf_counter_ns(), room=room)
+        length = wire.read_head(buffer).length
+        self._room.note(length)
+        self._queue.put((buffer[:room], buffer[room:]) if length > room else (buffer,))
+        return length
+
+    def finish(self) -> None:
+        self._queue.join()
+        if self._error:
+            raise self._error
+
+    def close(self) -> None:
+        self._queue.put(())
+        self._thread.join()
+
+    def _run(self) -> None:
+        while parts := self._queue.get():
+            try:
+                for lane, part in enumerate(parts):
+                    dist.send(part, self._channel.destination, tag=_tag(self._channel, lane))
+            except RuntimeError as error:
+                self._error = LinkError(f"could not send to rank {self._channel.destination}: {error}")
+            del (
+                parts,
+                part,
+            )  # the thread waits long for the next message; this one's memory must not wait with it
+            self._queue.task_done()
+
+
+class Incoming:
+    """The receiving end of a channel: at any time window + 1 messages are posted, or there and not yet used."""
+
+    def __init__(self, channel: Channel, traffic: Traffic, latency: float) -> None:
+        self._channel, self._traffic, self._latency = channel, traffic, latency
+        self._ahead = traffic.window + 1
+        self._room = Room(self._ahead, len(traffic.sent))
+        self._coming: Iterator[Message] = iter(())
+        self._posted: queue.SimpleQueue[tuple[Message, Tensor, dist.Work] | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[tuple[Message, int, Arrival] | LinkError] = queue.SimpleQueue()
+        self._unused: dict[Message, Arrival] = {}
+        self._thread = threading.Thread(target=self._run, daemon=True, name=f"receive {channel}")
+        self._thread.start()
+
+    def begin(self) -> None:
+        self._coming = iter(self._traffic.sent)
+        for _ in range(self._ahead):
+            self._post()
+
+    def receive(self, message: Message) -> Arrival:
+        while message not in self._unused:
+            got = self._arrived.get()
+            if isinstance(got, LinkError):
+                raise got
+            arrived, length, arrival = got
+            self._room.note(length)
+            self._unused[arrived] = arrival
+        self._post()
+        return self._unused.pop(message)
+
+    def close(self) -> None:
+        self._posted.put(None)
+        self._thread.join()
+
+    def _post(self) -> None:
+        message = next(self._coming, None)
+        if message is not None:
+            buffer = torch.empty(self._room.next(), dtype=torch.uint8)
+            work = dist.irecv(buffer, self._channel.source, tag=_tag(self._channel))
+            assert work is not None
+            self._posted.put((message, buffer, work))
+
+    def _run(self) -> None:
+        try:
+            while posted := self._posted.get():
+                message, buffer, work = posted
+                work.wait()
+                head, buffer = self._complete(buffer)
+                at = max(time.perf_counter(), head.sent_at / 1e9 + self._latency)
+                self._check(message, head)
+                self._arrived.put((message, head.length, Arrival(wire.unpack(buffer), at)))
+                del posted, buffer, work
+        except RuntimeError as error:
+            self._arrived.put(LinkError(f"could not receive from rank {self._channel.source}: {error}"))
+
+    def _complete(self, buffer: Tensor) -> tuple[wire.Head, Tensor]:
+        """The message, with its rest if it was longer than the room."""
+        head = wire.read_head(buffer)
+        if head.length > buffer.numel():
+            rest = torch.empty(head.length - buffer.numel(), dtype=torch.uint8)
+            dist.recv(rest, self._channel.source, tag=_tag(self._channel, lane=1))
+            buffer = torch.cat([buffer, rest])
+        return head, buffer
+
+    def _check(self, message: Message, head: wire.Head) -> None:
+        kind = KINDS[head.kind]
+        if (kind, head.stage, head.microbatch) != (message.channel.kind, message.stage, message.microbatch):
+            raise LinkError(
+                f"expected the {message.channel.kind} of stage {message.stage}, microbatch {message.microbatch},"
+                f" but the {kind} of stage {head.stage}, microbatch {head.microbatch} came: the messages are out of order."
+            )
+
+
+def _tag(channel: Channel, lane: int = 0) -> int:
+    """One tag a kind, not one a message; the rest of a long message goes beside the receives already posted."""
+    return KINDS.index(channel.kind) + len(KINDS) * lane

@@ -1,0 +1,47 @@
+"""What a rank is told before its steps, and what it tells after each."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ppcourse.analysis.timeline import Span
+from ppcourse.runtime.stage import LossFunction
+from ppcourse.runtime.training import Trainer
+from ppcourse.schedules.costs import Costs
+from ppcourse.schedules.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank needs to know before its first step.
+
+    layers    {stage: {number in the whole model: layer}}, this rank's only
+    loss_fn   used where the last stage lives
+    trainer   makes and holds this rank's optimizer
+    training  False: forward only, layers in eval mode, no gradients
+    """
+
+    plan: Schedule
+    layers: dict[int, dict[int, nn.Module]]
+    loss_fn: LossFunction | None = None
+    pace: Costs | None = None
+    memory: bool = False
+    recompute: bool = False
+    seed: int = 0
+    trainer: Trainer | None = None
+    training: bool = True
+
+
+@dataclass(frozen=True)
+class Report:
+    """One rank's account of one step. Bytes are None unless memory was measured."""
+
+    loss: float
+    outputs: dict[int, Any]
+    spans: list[Span]
+    peak_held: int
+    messages: int
+    message_bytes: int
+    peak_bytes: int | None
+    held_bytes: int | None

@@ -1,0 +1,56 @@
+"""A look ahead: does every layer hand on what the next one can take?
+
+Before a run, a process of its own passes one microbatch forward through the whole model and the loss function,
+so that a layer that returns no tensor is a sentence and not a failed step. What cannot be seen that way (the
+model is large, or the code fails, ends its process, or takes long) is left to the run, which reports it with
+rank and action.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ppcourse.runtime.errors import RankError
+from ppcourse.runtime.ranks import pool_of
+from ppcourse.runtime.shipping import order
+from ppcourse.runtime.stage import HandOnError, LossFunction, check_loss, check_output
+
+PATIENCE = 1.0  # seconds that the look may take
+LARGE = 32 * 2**20  # bytes of weights and buffers from which on nobody looks ahead
+
+
+def probe(layers: Sequence[nn.Module], inputs: Any, target: Any, loss_fn: LossFunction | None) -> None:
+    """Raise ValueError if a layer returns no tensor, or the loss function not one number."""
+    if sum(t.numel() * t.itemsize for layer in layers for t in layer.state_dict().values()) > LARGE:
+        return
+    try:
+        asked = order("look", list(layers), inputs, target, loss_fn)
+    except Exception:  # the orders of the run will say what cannot travel
+        return
+    pool = pool_of(1)
+    try:
+        (complaint,) = pool.call([asked], timeout=PATIENCE)
+    except RankError:
+        return
+    finally:
+        pool.say()  # what layers print belongs to the run
+    if complaint:
+        raise ValueError(complaint)
+
+
+def look(layers: Sequence[nn.Module], value: Any, target: Any, loss_fn: LossFunction | None) -> str | None:
+    """In the process of its own: what is wrong, in a sentence, or None."""
+    try:
+        with torch.no_grad():
+            for number, layer in enumerate(layers):
+                value = layer(value)
+                check_output(number, layer, value)
+            if loss_fn is not None:
+                check_loss(loss_fn(value, target))
+    except HandOnError as error:
+        return str(error)
+    except Exception:
+        return None
+    return None

@@ -1,0 +1,73 @@
+"""The life of a rank process: wait for an order, carry it out, answer.
+
+Orders come through a pipe, as shipping.py makes them: a method of Worker and its arguments. Answers go back
+packed (wire.py): the result, or a Failure, after which the driver stops every rank.
+"""
+
+import gc
+import linecache
+import os
+import pickle
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ppcourse.runtime import system, wire
+from ppcourse.runtime.board import Board
+from ppcourse.runtime.errors import Failure
+from ppcourse.runtime.shipping import Order
+from ppcourse.runtime.worker import Worker, barrier
+
+UP = b"up"  # what a rank says first
+
+
+def rank_main(rank: int, num_ranks: int, pipe: Connection, folder: str) -> None:
+    """The life of a rank process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt of the notebook is the driver's to handle
+    system.die_with_parent()
+    system.sleep_precisely()
+    system.speak_into(Path(folder) / f"rank-{rank}.log")
+    torch.set_num_threads(1)
+    gc.freeze()  # modules are here to stay: collections need not look through them
+    worker = Worker(rank, Board(Path(folder) / "board", num_ranks))
+    if num_ranks > 1:
+        os.environ.update(system.gloo_environment())
+        store = dist.FileStore(  # type: ignore[attr-defined]
+            str(Path(folder) / "store"), num_ranks
+        )
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=system.FOREVER)
+        barrier()
+    pipe.send_bytes(UP)
+    known = set(sys.modules)
+    while (order := _next(pipe)) is not None:
+        _serve(worker, pipe, order)
+        if order.name == "close":
+            system.forget_modules(known)
+    os._exit(0)  # not sys.exit: threads of a broken link may never end
+
+
+def _next(pipe: Connection) -> Order | None:
+    try:
+        return Order(*pickle.loads(pipe.recv_bytes()))
+    except EOFError:
+        return None
+
+
+def _serve(worker: Worker, pipe: Connection, order: Order) -> None:
+    """Carry out one order and answer with its result, or with a Failure."""
+    try:
+        sys.path[:] = order.path
+        os.chdir(order.folder)
+        linecache.cache.update(order.sources)
+        answer = getattr(worker, order.name)(*pickle.loads(order.arguments))
+        reply = wire.pack(answer)
+    except BaseException as error:  # a learner's sys.exit() is a failure like any other
+        action = worker.interpreter.now if worker.interpreter else None
+        reply = wire.pack(Failure.of(worker.rank, action, error))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pipe.send_bytes(reply.numpy().tobytes())
