@@ -41,20 +41,23 @@ class Room:
 
     def __init__(self, ahead: int, messages_a_step: int) -> None:
         self._ahead, self._step = ahead, messages_a_step
-        self._count = 0
-        self._recent: deque[int] = deque()
+        self._asked = self._counted = 0
+        self._lengths: deque[int] = deque()  # of the messages after the first `_counted`
         self._bytes = FIRST_ROOM
 
     def next(self) -> int:
-        """The room of the next message; the lengths of those `ahead` of it must have been noted."""
-        known = 0 if self._count % self._step == 0 else self._ahead - 1
-        while len(self._recent) > known:
-            self._bytes = max(self._bytes, self._recent.popleft())
-        self._count += 1
+        """The room of the next message. The lengths of all that it depends on must have been noted."""
+        place = self._asked % self._step
+        known = self._asked - min(place, self._ahead - 1)
+        while self._counted < known:
+            self._bytes = max(self._bytes, self._lengths.popleft())
+            self._counted += 1
+        self._asked += 1
         return self._bytes
 
     def note(self, length: int) -> None:
-        self._recent.append(length)
+        """The length of the next message, in the order in which they are sent."""
+        self._lengths.append(length)
 
 
 class Outgoing:
@@ -172,7 +175,7 @@ class Incoming:
         if (kind, head.stage, head.microbatch) != (message.channel.kind, message.stage, message.microbatch):
             raise LinkError(
                 f"expected the {message.channel.kind} of stage {message.stage}, microbatch {message.microbatch},"
-                f" but the {kind} of stage {head.stage}, microbatch {head.microbatch} came: the messages are out of order."
+                f" but the {kind} of stage {head.stage}, microbatch {head.microbatch} came: messages are out of order."
             )
 
 

@@ -214,8 +214,8 @@ def train(
             norms.append(ranks.ask("update")[0])
             losses.append(sum(report.loss for report in reports))
             times.append(ranks.timeline(reports).makespan)
-            bar.update()
             bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
+            bar.update()
         states = ranks.ask("state")
     return Training(
         losses=tuple(losses),
