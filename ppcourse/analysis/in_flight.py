@@ -15,9 +15,7 @@ def in_flight(plan: Schedule, kept_for_w: float = 1.0) -> tuple[float, ...]:
     Raises ValueError if `kept_for_w` is negative.
     """
     if not kept_for_w >= 0:
-        raise ValueError(
-            f"kept_for_w is {kept_for_w}; it must be a share of at least 0 (1.0: I frees nothing)."
-        )
+        raise ValueError(f"kept_for_w is {kept_for_w}; it must be a share of at least 0 (1.0: I frees nothing).")
     share = plan.num_ranks / plan.num_stages
     change = {Op.F: 1.0, Op.B: -1.0, Op.I: kept_for_w - 1, Op.W: -kept_for_w}
     held = (accumulate((change[action.op] for action in row), initial=0.0) for row in plan.rows)

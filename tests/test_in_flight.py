@@ -1,0 +1,81 @@
+"""How many microbatches of activations a plan makes each rank hold."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import plans, quick, random_orders, refused
+
+from ppcourse.analysis.in_flight import in_flight
+from ppcourse.schedules import build
+from ppcourse.schedules.schedule import Schedule
+
+SPLIT = Schedule.from_text("0F0 0F1 0I0 0I1 0W0 0W1")
+
+
+@pytest.mark.parametrize("m", [1, 4, 8, 32])
+def test_gpipe_holds_every_microbatch_on_every_rank(m: int) -> None:
+    assert in_flight(build("gpipe", 4, m)) == (m,) * 4
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "held"),
+    [
+        (4, 8, (4, 3, 2, 1)),
+        (4, 800, (4, 3, 2, 1)),
+        (4, 2, (2, 2, 2, 1)),
+        (4, 1, (1, 1, 1, 1)),
+        (8, 32, (8, 7, 6, 5, 4, 3, 2, 1)),
+    ],
+)
+def test_1f1b_holds_no_more_than_there_are_ranks_from_it_on(p: int, m: int, held: tuple[int, ...]) -> None:
+    assert in_flight(build("1f1b", p, m)) == held
+
+
+def test_a_stage_is_its_share_of_what_its_rank_holds() -> None:
+    plan = Schedule.from_text("0F0 2F0 0F1 2F1 2B0 0B0 2B1 0B1\n1F0 3F0 3B0 1B0 1F1 3F1 3B1 1B1")
+    assert in_flight(plan) == (2, 1)
+
+
+def test_three_stages_of_a_rank_make_up_one_microbatch() -> None:
+    """Exactly: thirds that are added one by one would not."""
+    three = Schedule.from_text("0F0 1F0 2F0 0F1 1F1 2F1 0F2 1F2 2F2 2B0 1B0 0B0 2B1 1B1 0B1 2B2 1B2 0B2")
+    assert in_flight(three) == (3,)
+
+
+@pytest.mark.parametrize(
+    ("kept_for_w", "held"),
+    [(1.0, 2), (0.5, 2), (0.0, 2), (1.25, 2.5), (2.0, 4)],
+)
+def test_i_gives_back_what_w_does_not_need(kept_for_w: float, held: float) -> None:
+    assert in_flight(SPLIT, kept_for_w) == (held,)
+
+
+@pytest.mark.parametrize(("kept_for_w", "held"), [(1.0, 3), (0.5, 2), (0.0, 1)])
+def test_work_put_off_is_held_until_it_is_done(kept_for_w: float, held: float) -> None:
+    put_off = Schedule.from_text("0F0 0I0 0F1 0I1 0F2 0I2 0W0 0W1 0W2")
+    assert in_flight(put_off, kept_for_w) == (held,)
+
+
+@quick
+@given(random_orders())
+def test_what_is_kept_from_i_to_w_is_held_as_if_backward_came_at_w(plan: Schedule) -> None:
+    """With all kept, and a rank's stages equal, I frees nothing: count from F to W."""
+    for rank, row in enumerate(plan.rows):
+        held = most = 0
+        for action in row:
+            held += {"F": 1, "I": 0, "W": -1, "B": -1}[action.op]
+            most = max(most, held)
+        assert in_flight(plan)[rank] == pytest.approx(most * plan.num_ranks / plan.num_stages)
+
+
+@quick
+@given(plans, st.floats(0, 2), st.floats(0, 2))
+def test_keeping_more_never_holds_less(plan: Schedule, one: float, other: float) -> None:
+    less, more = (in_flight(plan, share) for share in sorted((one, other)))
+    assert all(a <= b + 1e-9 for a, b in zip(less, more, strict=True))
+
+
+@pytest.mark.parametrize("share", [-0.1, float("nan")])
+def test_a_negative_share_is_refused(share: float) -> None:
+    with refused(f"kept_for_w is {share}; it must be a share of at least 0 (1.0: I frees nothing)."):
+        in_flight(SPLIT, share)

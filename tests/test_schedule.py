@@ -1,0 +1,254 @@
+"""A schedule is plain data: counts, rows, text and CSV both ways."""
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import built_plans, plans, quick, random_orders
+
+from ppcourse.schedules import SCHEDULES, build
+from ppcourse.schedules.action import Action, Op
+from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
+from ppcourse.schedules.validate import validate
+
+STAIRS = """
+0F0 0F1 0B0 0B1
+1F0 1B0 1F1 1B1
+"""
+
+
+@st.composite
+def overlapped_plans(draw: st.DrawFn) -> Schedule:
+    """Plans in which some neighbouring F and B are joined."""
+    plan, rng = draw(random_orders()), random.Random(draw(st.integers(0, 2**32)))
+    pairs = [
+        (rank, n)
+        for rank, row in enumerate(plan.rows)
+        for n, (one, other) in enumerate(pairwise(row))
+        if (one.op, other.op) == (Op.F, Op.B) and rng.random() < 0.7
+    ]
+    return Schedule("mine", plan.placement, plan.num_microbatches, plan.rows, frozenset(pairs))
+
+
+class TestText:
+    def test_is_one_line_a_rank_and_one_word_an_action(self) -> None:
+        assert build("gpipe", 2, 2).to_text() == "0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1"
+
+    @quick
+    @given(plans)
+    def test_is_read_back(self, plan: Schedule) -> None:
+        assert Schedule.from_text(plan.to_text(), plan.name) == plan
+
+    @quick
+    @given(overlapped_plans())
+    def test_is_read_back_with_its_overlapped_pairs(self, plan: Schedule) -> None:
+        assert Schedule.from_text(plan.to_text()) == plan
+
+    def test_joins_an_overlapped_pair_with_a_plus(self) -> None:
+        plan = Schedule.from_text("0F0 0F1 0F2+0B0 0B1 0B2")
+        assert plan.overlapped == {(0, 2)}
+        assert plan.rows[0][2:4] == (Action(0, Op.F, 2), Action(0, Op.B, 0))
+        assert str(plan) == "0F0 0F1 0F2+0B0 0B1 0B2"
+
+    def test_may_have_blank_lines_and_remarks(self) -> None:
+        with_remarks = "# mine\n\n 0F0 0F1  0B0 0B1 # rank 0\n\n1F0 1B0 1F1 1B1\n"
+        assert Schedule.from_text(with_remarks) == Schedule.from_text(STAIRS)
+
+    @pytest.mark.parametrize(
+        ("text", "where"),
+        [
+            ("0F0 0B0\n1F0 1X0", "rank 1, position 1: '1X0' is not an action"),
+            ("0F0 0G0", "rank 0, position 1: '0G0' is not an action"),
+            ("0F0 0F1+", "rank 0, position 1: '' is not an action"),
+            ("0F0+0B0+0F1", "rank 0, position 0: '0B0+0F1' is not an action"),
+            ("0F0 . 0B0", "rank 0, position 1: '.' is not an action"),
+            ("", "The plan is empty; write one line of actions a rank"),
+            ("# nothing but a remark", "The plan is empty"),
+            (
+                "0F0 0B0 0F9999999999",
+                "The plan names 0F9999999999, but has too few actions to reach",
+            ),
+            ("0F0 0B0\n9999999999F0", "The plan names 9999999999F0, but has too few actions"),
+        ],
+    )
+    def test_that_cannot_be_read_gets_a_sentence_that_says_where(self, text: str, where: str) -> None:
+        with pytest.raises(ScheduleError) as error:
+            Schedule.from_text(text)
+        assert str(error.value).startswith(where)
+        assert str(error.value).endswith(".")
+
+
+class TestRowsThatALearnerTyped:
+    @pytest.mark.parametrize(
+        "rows",
+        [
+            ["0F0 0B0", "1F0 1B0"],
+            [["0F0", "0B0"], ["1F0", "1B0"]],
+            [[Action(s, Op.F, 0), Action(s, Op.B, 0)] for s in range(2)],
+            [[Action(s, "F", 0), Action(s, "B", 0)] for s in range(2)],
+            [iter(["0F0", "0B0"]), iter(["1F0", "1B0"])],
+        ],
+        ids=["words", "lists of words", "actions", "letters for ops", "iterators"],
+    )
+    def test_may_be_words_or_actions(self, rows: list) -> None:
+        plan = Schedule.from_rows(rows)
+        assert plan.to_text() == "0F0 0B0\n1F0 1B0"
+        assert all(type(action.op) is Op for row in plan.rows for action in row)
+
+    @pytest.mark.parametrize("cell", [None, 7, (0, "F", 0)])
+    def test_and_nothing_else(self, cell: object) -> None:
+        with pytest.raises(ScheduleError, match=r"rank 0, position 1: .* is not an action"):
+            Schedule.from_rows([["0F0", cell]])
+
+    def test_show_their_counts(self) -> None:
+        plan = Schedule.from_text("0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1")
+        counts = (plan.num_ranks, plan.num_stages, plan.num_microbatches, plan.stages_per_rank)
+        assert counts == (2, 4, 2, 2)
+        assert plan.name == "mine"
+
+    def test_show_their_placement(self) -> None:
+        bent = Schedule.from_text("0F0 3F0 3B0 0B0\n1F0 2F0 2B0 1B0")
+        assert [bent.rank_of(stage, 0) for stage in range(4)] == [0, 1, 1, 0]
+
+    @pytest.mark.parametrize(
+        "text",
+        ["0F0 1B0\n1F0 0B0", "0F0 1F1 0B0 0B1\n1F0 0F1 1B0 1B1", "0F0 0F1 1F1 0B0 0B1\n1F0 1F1 1B0 1B1"],
+        ids=["backwards swapped", "forwards swapped", "one too many"],
+    )
+    def test_keep_a_stage_where_most_of_it_runs_so_that_one_slip_does_not_move_it(self, text: str) -> None:
+        plan = Schedule.from_text(text)
+        assert [plan.rank_of(stage, 0) for stage in range(2)] == [0, 1]
+
+    def test_may_leave_a_stage_out_which_then_is_looked_for_where_a_loop_has_it(self) -> None:
+        plan = Schedule.from_rows(["0F0 0B0", "", "2F0 2B0"])
+        assert plan.rank_of(1, 0) == 1
+
+    @quick
+    @given(built_plans())
+    def test_of_a_built_plan_show_that_plan(self, plan: Schedule) -> None:
+        assert Schedule.from_rows(plan.rows, plan.name) == plan
+
+
+class TestCsv:
+    def test_is_one_line_a_rank_and_one_cell_an_action(self, tmp_path: Path) -> None:
+        Schedule.from_text("0F0 0F1 0F2+0B0 0B1 0B2").to_csv(tmp_path / "plan.csv")
+        assert (tmp_path / "plan.csv").read_text() == "0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2\n"
+
+    def test_is_read_back(self, tmp_path: Path) -> None:
+        @quick
+        @given(overlapped_plans())
+        def read_back(plan: Schedule) -> None:
+            plan.to_csv(tmp_path / "mine.csv")
+            assert Schedule.from_csv(tmp_path / "mine.csv") == plan
+
+        read_back()
+
+    def test_gives_the_plan_its_files_name_or_yours(self, tmp_path: Path) -> None:
+        path = tmp_path / "fast.csv"
+        build("gpipe", 2, 2).to_csv(path)
+        assert Schedule.from_csv(path).name == "fast"
+        assert Schedule.from_csv(str(path), "faster").name == "faster"
+
+    def test_may_have_idle_slots(self, tmp_path: Path) -> None:
+        (tmp_path / "plan.csv").write_text("0F0,,,0B0\n,1F0,1B0,\n")
+        assert Schedule.from_csv(tmp_path / "plan.csv").to_text() == "0F0 0B0\n1F0 1B0"
+
+    def test_that_cannot_be_read_gets_a_sentence_with_line_and_column(self, tmp_path: Path) -> None:
+        (tmp_path / "plan.csv").write_text("0F0,,0B0\n1F0,1SEND_B0,1B0\n")
+        with pytest.raises(ScheduleError, match=r"^plan.csv, line 2, column 2: '1SEND_B0' is not an action"):
+            Schedule.from_csv(tmp_path / "plan.csv")
+
+
+class TestForwardOnly:
+    @quick
+    @given(plans)
+    def test_keeps_the_order_of_the_forwards(self, plan: Schedule) -> None:
+        short = forward_only(plan)
+        assert [list(row) for row in short.rows] == [[a for a in row if a.op == "F"] for row in plan.rows]
+        assert short.placement == plan.placement
+        assert plan.trains
+        assert not short.trains
+
+    @quick
+    @given(plans)
+    def test_of_a_legal_plan_is_legal(self, plan: Schedule) -> None:
+        assert validate(forward_only(plan)) == ()
+
+    def test_says_so_in_its_name(self) -> None:
+        assert forward_only(build("1f1b", 2, 2)).name == "1f1b (forward only)"
+
+
+@pytest.fixture(scope="module")
+def torch() -> SimpleNamespace:
+    from torch.distributed.pipelining import _schedule_visualizer, schedules, stage
+
+    return SimpleNamespace(**vars(schedules), orders=_schedule_visualizer.get_schedule_ops, stage=stage)
+
+
+@pytest.fixture
+def dump(torch: SimpleNamespace, tmp_path: Path) -> Callable[..., Path]:
+    """Have torch build one of its schedules and write it with its own method."""
+
+    def dump(*args: str | int, add_spacing: bool = False) -> Path:
+        rows = torch.orders(*args, add_spacing=add_spacing)
+        holder = SimpleNamespace(pipeline_order=dict(enumerate(rows)))
+        torch.PipelineScheduleMulti._dump_csv(holder, tmp_path / "torch.csv")
+        return tmp_path / "torch.csv"
+
+    return dump
+
+
+class TestTorch:
+    """torch.distributed.pipelining reads what we write, and we read what it writes."""
+
+    @pytest.mark.parametrize("text", ["0F0", "12F34", "3B1", "3I1", "3W10", "(0F4;3B1)OVERLAP_F_B"])
+    def test_reads_every_kind_of_cell_as_the_same_text(self, torch: SimpleNamespace, text: str) -> None:
+        assert str(torch._Action.from_str(text)) == text
+
+    @pytest.mark.parametrize("name", SCHEDULES)
+    @pytest.mark.parametrize(("p", "m"), [(4, 6), (4, 2), (1, 3)])
+    def test_loads_our_csv_into_its_runtime(
+        self, torch: SimpleNamespace, tmp_path: Path, name: str, p: int, m: int
+    ) -> None:
+        plan = build(name, p, m)
+        plan.to_csv(tmp_path / "plan.csv")
+        stage = mock.create_autospec(torch.stage.PipelineStage, instance=True)
+        stage.group_rank, stage.group_size, stage.num_stages, stage.submod = 0, p, plan.num_stages, None
+        runtime = torch._PipelineScheduleRuntime([stage], m)
+        runtime._load_csv(tmp_path / "plan.csv")
+        read = [[str(action) for action in runtime.pipeline_order[rank]] for rank in range(p)]
+        assert "\n".join(map(" ".join, read)) == plan.to_text()
+
+    @pytest.mark.parametrize(("p", "m"), [(4, 6), (4, 2)])
+    def test_writes_gpipe_as_we_build_it(self, dump: Callable[..., Path], p: int, m: int) -> None:
+        assert Schedule.from_csv(dump("GPipe", p, m)).rows == build("gpipe", p, m).rows
+
+    @pytest.mark.parametrize(
+        ("name", "homes"),
+        [
+            ("LoopedBFS", [0, 1, 0, 1]),
+            ("Interleaved1F1B", [0, 1, 0, 1]),
+            ("InterleavedZeroBubble", [0, 1, 0, 1]),
+            ("ZBVZeroBubble", [0, 1, 1, 0]),
+            ("DualPipeV", [0, 1, 1, 0]),
+        ],
+    )
+    def test_writes_schedules_of_its_own_that_we_find_legal(
+        self, dump: Callable[..., Path], name: str, homes: list[int]
+    ) -> None:
+        plan = Schedule.from_csv(dump(name, 2, 6, 2))
+        assert validate(plan) == ()
+        assert [plan.rank_of(stage, 0) for stage in range(4)] == homes
+        assert bool(plan.overlapped) == (name == "DualPipeV")
+
+    def test_writes_idle_slots_that_we_skip(self, dump: Callable[..., Path]) -> None:
+        dense = Schedule.from_csv(dump("Interleaved1F1B", 2, 4, 2))
+        spaced = dump("Interleaved1F1B", 2, 4, 2, add_spacing=True)
+        assert ",," in spaced.read_text()
+        assert Schedule.from_csv(spaced) == dense
