@@ -12,6 +12,7 @@ Importing this loads neither torch nor matplotlib: names of runtime and lab are 
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ppcourse.analysis import formulas as formulas
@@ -64,6 +65,12 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(LATER[name]), name)
     globals()[name] = value
     return value
+
+
+if "ipykernel" in sys.modules:  # in a notebook; elsewhere ranks start when they are needed
+    from ppcourse.runtime.server import warm_up
+
+    warm_up()
 
 
 def __dir__() -> list[str]:
