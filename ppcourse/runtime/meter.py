@@ -81,6 +81,11 @@ class LiveBytes(Meter):
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to skip torch.compile's machinery torch would first import it, which takes seconds on each rank."""
+        return False
+
     def __init__(self, meter: LiveBytes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.meter = meter

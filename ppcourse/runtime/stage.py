@@ -1,14 +1,12 @@
 """One stage on its rank: forward, backward, and what is kept in between."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.checkpoint import checkpoint
 
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -24,12 +22,15 @@ class End(NamedTuple):
     scale: float
 
 
-@dataclass
-class Stash:
-    """What a microbatch leaves between its F and its B: autograd's graph hangs on the edges."""
+class Stash(NamedTuple):
+    """What a microbatch leaves between its F and its B.
+
+    inputs   the tensors that the stage's graph starts from, None where no gradient is wanted
+    edges    where backward begins, one for each tensor handed on: known since F, or found by running F again
+    """
 
     inputs: list[Tensor | None]
-    edges: list[GradientEdge | None]
+    edges: Callable[[], list[GradientEdge | None]]
 
 
 class Stage:
@@ -39,7 +40,7 @@ class Stage:
     loss_fn       on the last stage only: (output, target) → one number
     seed          random numbers of a layer come from (seed, step, layer, microbatch) alone, so that neither the
                   cut nor the schedule changes them
-    recompute     keep only the inputs of the stage, and run forward again before backward
+    recompute     keep only the inputs of the stage, and run forward again before backward (Huang et al. 2019, §2.3)
     """
 
     def __init__(
@@ -56,18 +57,17 @@ class Stage:
 
     def forward(self, microbatch: int, inputs: Any, end: End | None = None) -> Any:
         """What this stage hands on. With an end the last stage also computes the loss, kept in `losses`."""
-        if self.recompute and torch.is_grad_enabled():
-            output, loss = checkpoint(
-                self._compute, microbatch, inputs, end, use_reentrant=False, preserve_rng_state=False
-            )
-        else:
+        keeps_graph = torch.is_grad_enabled() and not self.recompute
+        with torch.set_grad_enabled(keeps_graph):
             output, loss = self._compute(microbatch, inputs, end)
         if loss is not None:
             self.losses.append(loss.detach())
-        if torch.is_grad_enabled():
-            ends = tensors_of(output) if loss is None else [loss]
-            wanted = [leaf if leaf.requires_grad else None for leaf in tensors_of(inputs)]
-            self.stash[microbatch] = Stash(wanted, [_edge(end) for end in ends])
+        if keeps_graph:
+            edges = _edges(output, loss)
+            self._keep(microbatch, inputs, lambda: edges)
+        elif torch.is_grad_enabled():
+            self._keep(microbatch, inputs, lambda: _edges(*self._compute(microbatch, inputs, end)))
+            output = self._announce_gradients(inputs, output)
         return output
 
     def backward(self, microbatch: int, grads: Sequence[Tensor | None] | None) -> list[Tensor | None]:
@@ -76,11 +76,23 @@ class Stage:
         grads   one for each tensor that forward handed on, None where nobody needed it; None: begin at the loss
         """
         stash = self.stash.pop(microbatch)
-        given = [None] * len(stash.edges) if grads is None else grads
-        due = [(e, g) for e, g in zip(stash.edges, given, strict=True) if e and (grads is None or g is not None)]
+        edges = stash.edges()
+        given = [None] * len(edges) if grads is None else grads
+        due = [(e, g) for e, g in zip(edges, given, strict=True) if e and (grads is None or g is not None)]
         if due:
             torch.autograd.backward([edge for edge, _ in due], [grad for _, grad in due])
         return [None if tensor is None else tensor.grad for tensor in stash.inputs]
+
+    def _keep(self, microbatch: int, inputs: Any, edges: Callable[[], list[GradientEdge | None]]) -> None:
+        wanted = [leaf if leaf.requires_grad else None for leaf in tensors_of(inputs)]
+        self.stash[microbatch] = Stash(wanted, edges)
+
+    def _announce_gradients(self, inputs: Any, output: Any) -> Any:
+        """Without a graph, say that all that may require a gradient does; where it turns out not to, it is dropped."""
+        weights = (weight for layer in self.layers.values() for weight in layer.parameters())
+        if not any(tensor.requires_grad for tensor in (*weights, *tensors_of(inputs))):
+            return output
+        return tree_map(lambda x: x.detach().requires_grad_(_has_gradient(x)) if isinstance(x, Tensor) else x, output)
 
     def _compute(self, microbatch: int, inputs: Any, end: End | None) -> tuple[Any, Tensor | None]:
         value = inputs
@@ -132,5 +144,10 @@ def _a(value: Any) -> str:
     return "None" if value is None else f"{article} {name}{inside}"
 
 
-def _edge(tensor: Tensor) -> GradientEdge | None:
-    return get_gradient_edge(tensor) if tensor.requires_grad else None
+def _edges(output: Any, loss: Tensor | None) -> list[GradientEdge | None]:
+    ends = tensors_of(output) if loss is None else [loss]
+    return [get_gradient_edge(end) if end.requires_grad else None for end in ends]
+
+
+def _has_gradient(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -1,0 +1,176 @@
+"""What this machine can do: where ranks run, what carries their messages, and what is wrong, in sentences."""
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+OLDEST_TORCH = (2, 10)
+GIB = 2**30
+WHY_START = {
+    "forkserver": "each rank is forked from a small process that has loaded torch already",
+    "spawn": "each rank loads torch anew, which takes seconds, because forking is not safe on this system",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What doctor() found; printed, it is a page of text.
+
+    torch           its version, or why there is none
+    cores           that this process may use: in a container they may be fewer than the machine has
+    temp_dir        where ranks keep their files while they start; "" if there is no place to write
+    gpus            their names
+    links, times    for each number of ranks, what carries their messages, and what a measured time means
+
+    Sizes are in bytes; shm_free is None where there is no /dev/shm.
+    """
+
+    python: str
+    system: str
+    torch: str
+    cores: int
+    memory_free: int
+    memory_total: int
+    temp_dir: str
+    temp_free: int
+    shm_free: int | None
+    gpus: tuple[str, ...]
+    start_method: str
+    links: dict[int, str]
+    times: dict[int, str]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What should be put right."""
+        return tuple(_warnings(self))
+
+    def __str__(self) -> str:
+        shm = "" if self.shm_free is None else f", {_gib(self.shm_free)} in /dev/shm"
+        wide = max((len(link) for link in self.links.values()), default=0)
+        lines = [
+            f"Python   {self.python} on {self.system}",
+            f"torch    {self.torch}",
+            f"cores    {self.cores}",
+            f"memory   {_gib(self.memory_free)} free of {_gib(self.memory_total)}",
+            f"disk     {_gib(self.temp_free)} free in {self.temp_dir or 'no place'}{shm}",
+            f"GPUs     {', '.join(self.gpus) or 'none'}",
+            f"ranks    started by {self.start_method}: {WHY_START[self.start_method]}",
+            "",
+            f"ranks    {'link':{wide}}  measured times are",
+            *(f"p = {p:<4} {self.links[p]:{wide}}  {self.times[p]}" for p in self.links),
+            *(f"! {warning}" for warning in self.warnings),
+        ]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def doctor(ranks: tuple[int, ...] = (1, 2, 4, 8)) -> Report:
+    """What this machine can do, and what runs of these numbers of ranks would use here. CUDA is not started."""
+    from ppcourse.runtime.server import start_method
+
+    cores, memory, limit = _cores(), psutil.virtual_memory(), _memory_limit()
+    temp_dir, gpus = _temp_dir(), _gpus()
+    return Report(
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        torch=_torch(),
+        cores=cores,
+        memory_free=min(memory.available, limit or memory.available),
+        memory_total=min(memory.total, limit or memory.total),
+        temp_dir=temp_dir,
+        temp_free=shutil.disk_usage(temp_dir).free if temp_dir else 0,
+        shm_free=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None,
+        gpus=gpus,
+        start_method=start_method(),
+        links={p: _link(p, len(gpus)) for p in ranks},
+        times={p: _times(p, cores) for p in ranks},
+    )
+
+
+def _cores() -> int:
+    """The fewest of: those there are, those this process may run on, the share that a container has."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = re.fullmatch(r"(\d+) (\d+)", _cgroup("cpu.max"))
+    return max(1, min(allowed, int(quota[1]) // int(quota[2]))) if quota else allowed
+
+
+def _memory_limit() -> int | None:
+    """A container's, in bytes."""
+    limit = _cgroup("memory.max")
+    return int(limit) if limit.isdigit() else None
+
+
+def _cgroup(name: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path("/sys/fs/cgroup", name).read_text().strip()
+    return ""
+
+
+def _torch() -> str:
+    try:
+        import torch
+    except Exception as error:  # a broken installation raises anything, OSError for a missing library
+        return f"cannot be imported: {str(error).partition(chr(10))[0] or type(error).__name__}"
+    return str(torch.__version__)
+
+
+def _gpus() -> tuple[str, ...]:
+    """Asked of nvidia-smi, because torch may start CUDA in this process to count them."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return tuple(answer.stdout.strip().splitlines()) if answer.returncode == 0 else ()
+
+
+def _temp_dir() -> str:
+    try:
+        with tempfile.TemporaryFile() as file:
+            file.write(b"x")
+        return tempfile.gettempdir()
+    except OSError:
+        return ""
+
+
+def _link(p: int, num_gpus: int) -> str:
+    if p == 1:
+        return "none: one rank has nobody to talk to"
+    why = f"this version leaves the {num_gpus} GPUs alone" if num_gpus else "there is no GPU"
+    return f"gloo between processes on the CPU: {why}"
+
+
+def _times(p: int, cores: int) -> str:
+    if p == 1:
+        return "real"
+    if p <= cores:
+        return "real: each rank has a core"
+    return f"distorted: {p} ranks share {cores} core{'s' * (cores > 1)}; use pace= to see a pipeline's true shape"
+
+
+def _warnings(report: Report) -> Iterator[str]:
+    version = re.match(r"(\d+)\.(\d+)", report.torch)
+    if version is None:
+        yield f"torch {report.torch}; install it again."
+    elif tuple(map(int, version.groups())) < OLDEST_TORCH:
+        yield f"torch {report.torch} is too old: the course needs {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer."
+    if report.memory_free < GIB:
+        yield f"Only {_gib(report.memory_free)} of memory is free, and four ranks need 1 GB: close other programs."
+    if not report.temp_dir:
+        yield "No temporary directory can be written to, and ranks need one: set TMPDIR to a folder that can."
+    elif report.temp_free < GIB // 10:
+        yield f"Only {_gib(report.temp_free)} of disk is free in {report.temp_dir}: make room."
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GB"

@@ -1,0 +1,92 @@
+"""Both ends of a channel agree on what each message brings, whatever its length and whatever order it is used in."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppcourse.runtime.ends import FIRST_ROOM, Incoming, Room
+from ppcourse.runtime.errors import LinkError
+from ppcourse.runtime.wire import Head
+from ppcourse.schedules.channels import Channel, Kind, Message, Traffic, window
+
+quick = settings(max_examples=300, deadline=None, derandomize=True)
+CHANNEL = Channel(0, 1, Kind.ACTIVATION)
+
+
+def messages(count: int) -> list[Message]:
+    return [Message(CHANNEL, 0, i) for i in range(count)]
+
+
+@st.composite
+def used_orders(draw: st.DrawFn) -> list[int]:
+    """An order in which messages 0, 1, … are used; near the order they are sent in, or far from it."""
+    count, reach = draw(st.integers(1, 9)), draw(st.integers(0, 8))
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    return sorted(range(count), key=lambda place: place + rng.uniform(0, reach))
+
+
+lengths = st.one_of(st.integers(1, 200_000), st.just(FIRST_ROOM), st.just(FIRST_ROOM + 1))
+
+
+def at_the_sender(room: Room, sizes: list[list[int]]) -> Iterator[int]:
+    for step in sizes:
+        for size in step:
+            yield room.next()
+            room.note(size)
+
+
+def at_the_receiver(room: Room, sizes: list[list[int]], used: list[int], ahead: int) -> Iterator[int]:
+    """As Incoming does it: post `ahead` receives, then one for each message used, in the order of `used`."""
+    for step in sizes:
+        noted = 0
+        for _ in range(min(ahead, len(step))):
+            yield room.next()
+        for number, place in enumerate(used):
+            while noted <= place:  # messages arrive in the order they are sent
+                room.note(step[noted])
+                noted += 1
+            if ahead + number < len(step):
+                yield room.next()
+
+
+@quick
+@given(used_orders(), st.data())
+def test_both_ends_count_to_the_same_room(used: list[int], data: st.DataObject) -> None:
+    count, steps = len(used), data.draw(st.integers(1, 3))
+    sizes = data.draw(
+        st.lists(st.lists(lengths, min_size=count, max_size=count), min_size=steps, max_size=steps)
+    )
+    sent = messages(count)
+    ahead = window(sent, [sent[place] for place in used]) + 1
+    sender = list(at_the_sender(Room(ahead, count), sizes))
+    receiver = list(at_the_receiver(Room(ahead, count), sizes, used, ahead))
+    assert sender == receiver
+
+
+@quick
+@given(st.integers(1, 6), st.lists(lengths, min_size=1, max_size=9))
+def test_no_message_needs_two_transfers_once_shapes_repeat(ahead: int, sizes: list[int]) -> None:
+    rooms = list(at_the_sender(Room(ahead, len(sizes)), [sizes] * 3))
+    assert all(room >= size for room, size in zip(rooms[len(sizes) :], sizes * 2, strict=True))
+    assert rooms == sorted(rooms)
+
+
+def test_the_first_messages_find_room_for_sixteen_kilobytes() -> None:
+    assert list(at_the_sender(Room(2, 3), [[1, 1, 1]])) == [16 * 1024] * 3
+
+
+def test_a_message_that_is_not_the_one_awaited_is_named_and_never_used() -> None:
+    traffic = Traffic(tuple(messages(2)), tuple(messages(2)), 1)
+    incoming = Incoming(CHANNEL, traffic, 0.0)
+    try:
+        incoming._check(messages(2)[1], Head(10, 1, 0, stage=0, microbatch=1, sent_at=0))
+        sentence = (
+            r"expected the activation of stage 0, microbatch 1, but the gradient of stage 2, microbatch 3 came"
+        )
+        with pytest.raises(LinkError, match=sentence):
+            incoming._check(messages(2)[1], Head(10, 1, 1, stage=2, microbatch=3, sent_at=0))
+    finally:
+        incoming.close()

@@ -1,0 +1,197 @@
+"""A paced run takes the time its costs say, on any machine: real work and messages, and the rest slept."""
+
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from toys import by_value, classifier, rows_of
+from torch import Tensor, nn
+
+import ppcourse as pp
+from ppcourse.runtime import clock
+from ppcourse.runtime.clock import Clock, Pace
+
+by_value(__name__)
+F0, F1, B0 = (pp.Action.parse(text) for text in ("0F0", "0F1", "0B0"))
+COSTS = pp.Costs(forward=10.0, input_grad=12.0, weight_grad=8.0)
+
+
+class FakeTime:
+    """A clock that moves when somebody sleeps, a little too long each time, or works."""
+
+    def __init__(self, now: float = 100.0, late: float = 0.0) -> None:
+        self.now, self.late = now, late
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds + self.late
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    fake = FakeTime()
+    monkeypatch.setattr(clock, "time", fake)
+    return fake
+
+
+def test_an_action_lasts_its_nominal_time(fake: FakeTime) -> None:
+    pace = Pace(COSTS, 1)
+    assert pace.start(0.0) == 100
+    fake.work(3)
+    assert pace.end(F0) == 110
+    assert pace.start(0.0) == 110
+    assert pace.end(B0) == 130
+    assert fake.now == 130
+
+
+def test_sleeping_too_long_is_not_carried_on(fake: FakeTime) -> None:
+    fake.late = 0.5
+    pace = Pace(COSTS, 1)
+    starts = []
+    for _ in range(20):
+        starts.append(pace.start(0.0))
+        pace.end(F0)
+    assert starts == [100.0 + 10 * n for n in range(20)]
+    assert fake.now == 300.5
+
+
+def test_work_longer_than_its_time_is_never_made_up(fake: FakeTime) -> None:
+    pace = Pace(COSTS, 1)
+    pace.start(0.0)
+    fake.work(25)
+    assert pace.end(F0) == 125
+    assert pace.start(0.0) == 125
+    assert pace.end(F1) == 135
+
+
+def test_an_action_waits_for_what_arrives_later(fake: FakeTime) -> None:
+    pace = Pace(COSTS, 1)
+    pace.start(0.0)
+    pace.end(F0)
+    assert pace.start(117.0) == 117
+    assert pace.end(B0) == 137
+
+
+def test_an_action_starts_at_its_predecessors_deadline_if_its_inputs_came_before(fake: FakeTime) -> None:
+    fake.late = 0.5
+    pace = Pace(COSTS, 1)
+    pace.start(0.0)
+    pace.end(F0)
+    assert fake.now == 110.5
+    assert pace.start(104.0) == 110
+
+
+def test_the_first_action_starts_when_the_rank_is_ready(fake: FakeTime) -> None:
+    assert Pace(COSTS, 1).start(90.0) == 100
+    assert Pace(COSTS, 1).start(107.0) == 107
+
+
+def test_costs_are_those_of_the_stage(fake: FakeTime) -> None:
+    pace = Pace(pp.Costs(forward=[1.0, 5.0], input_grad=1, weight_grad=1), 2)
+    pace.start(0.0)
+    assert pace.end(pp.Action.parse("1F0")) == 105
+
+
+def test_without_a_pace_spans_are_as_they_come(fake: FakeTime) -> None:
+    plain = Clock()
+    assert plain.start(0.0) == 100
+    fake.work(3)
+    assert plain.end(F0) == 103
+    assert plain.start(50.0) == 103
+
+
+# on ranks
+
+REAL = pp.Costs(forward=0.02, input_grad=0.02, weight_grad=0.02, comm=0.015)
+
+
+@pytest.fixture(scope="module")
+def paced() -> tuple[pp.Timeline, pp.Timeline]:
+    """What the simulator predicts, and the best of three paced runs."""
+    plan = pp.build("1f1b", 3, 4)
+    inputs, targets = rows_of(8)
+    pp.run(plan, classifier(), inputs, targets, loss_fn=F.cross_entropy)
+    runs = [pp.run(plan, classifier(), inputs, targets, loss_fn=F.cross_entropy, pace=REAL) for _ in range(3)]
+    return pp.simulate(plan, REAL), min((run.timeline for run in runs), key=lambda timeline: timeline.makespan)
+
+
+def test_a_paced_run_takes_as_long_as_the_simulator_says(paced: tuple[pp.Timeline, pp.Timeline]) -> None:
+    predicted, measured = paced
+    assert measured.source == "paced"
+    assert predicted.makespan <= measured.makespan < 1.5 * predicted.makespan
+
+
+def test_paced_spans_last_their_nominal_time(paced: tuple[pp.Timeline, pp.Timeline]) -> None:
+    _, measured = paced
+    for span in measured.spans:
+        nominal = 0.02 if span.action.op is pp.Op.F else 0.04
+        assert span.end - span.start >= nominal - 1e-9
+    exact = [s for s in measured.spans if s.end - s.start == pytest.approx(0.02 if s.action.op is pp.Op.F else 0.04)]
+    assert len(exact) > len(measured.spans) // 2  # the others were kept from their rank by a busy machine
+
+
+def test_a_hop_takes_its_latency_at_least(paced: tuple[pp.Timeline, pp.Timeline]) -> None:
+    _, measured = paced
+    ends = {span.action: span.end for span in measured.spans}
+    for span in measured.spans:
+        stage, op, microbatch = span.action
+        before = pp.Action(stage - 1 if op is pp.Op.F else stage + 1, op, microbatch)
+        if before in ends:
+            assert span.start >= ends[before] + 0.015
+
+
+class Slow(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.06)
+        return x
+
+
+def test_work_that_takes_longer_than_its_cost_shows() -> None:
+    inputs, targets = rows_of(2)
+    result = pp.run(
+        "naive", [classifier(), Slow()], inputs, targets, p=2, m=1, loss_fn=F.cross_entropy, pace=pp.Costs(0.01, 0, 0)
+    )
+    spans = {str(span.action): span.end - span.start for span in result.timeline.spans}
+    assert spans["1F0"] >= 0.06
+    assert spans["0F0"] < 0.06
+
+
+def test_every_step_of_a_paced_training_takes_the_same_time_whatever_lies_between() -> None:
+    """The clock of a step starts with the step."""
+
+    def batches() -> list[tuple[Tensor, Tensor]]:
+        for _ in range(3):
+            yield rows_of(4)
+            time.sleep(0.2)  # a slow loader of data
+
+    plan = pp.build("gpipe", 2, 2)
+    training = pp.train(
+        plan,
+        classifier(),
+        batches(),
+        steps=3,
+        loss_fn=F.cross_entropy,
+        optimizer=torch.optim.SGD,
+        pace=REAL,
+        progress=False,
+    )
+    predicted = pp.simulate(plan, REAL).makespan
+    assert training.step_times == pytest.approx([predicted] * 3, rel=0.3)
+    assert min(training.step_times) >= predicted
+    first = {span.action: span.end - span.start for span in training.timeline.spans}
+    assert first[F0] == pytest.approx(0.02, rel=0.5)
+
+
+def test_a_paced_result_says_so_and_an_unpaced_one_does_not() -> None:
+    inputs, targets = rows_of(2)
+    plain = pp.run("gpipe", classifier(), inputs, targets, p=1, m=1, loss_fn=F.cross_entropy)
+    paced = pp.run("gpipe", classifier(), inputs, targets, p=1, m=1, loss_fn=F.cross_entropy, pace=pp.Costs(0, 0, 0))
+    assert (plain.timeline.source, paced.timeline.source) == ("measured", "paced")
+    assert "paced" in str(paced.timeline)

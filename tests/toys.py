@@ -1,0 +1,104 @@
+"""What the tests of ranks share: small models in float64, and what "equal" means.
+
+Layers that tests define travel by value, like those of a notebook's cell (`by_value(__name__)`).
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ppcourse.runtime import ranks, session
+
+SCHEDULES = ("naive", "gpipe", "1f1b")
+
+
+def by_value(module: str) -> None:
+    """Let ranks get what `module` defines by value, so that they need not import it."""
+    cloudpickle.register_pickle_by_value(sys.modules[module])
+
+
+def classifier(width: int = 5, classes: int = 3, seed: int = 0) -> nn.Sequential:
+    """Six layers, no two alike, from [rows, 4] to logits [rows, 3]; stages of it are never equal."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = (
+            nn.Linear(4, width),
+            nn.Tanh(),
+            nn.Linear(width, width + 2),
+            nn.LayerNorm(width + 2),
+            nn.Sequential(nn.Linear(width + 2, width), nn.Sigmoid()),
+            nn.Linear(width, classes),
+        )
+        return nn.Sequential(*layers).double()
+
+
+def rows_of(count: int, seed: int = 1, ignored: int = 0) -> tuple[Tensor, Tensor]:
+    """A batch for `classifier`; of the last targets, `ignored` do not count (-100)."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 4, dtype=torch.float64, generator=generator)
+    targets = torch.randint(3, (count,), generator=generator)
+    if ignored:
+        targets[-ignored:] = -100
+    return inputs, targets
+
+
+def counted(targets: Tensor) -> Tensor:
+    return (targets != -100).sum()
+
+
+def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits, targets, reduction="sum")
+
+
+def assert_same(result: Any, expected: Any) -> None:
+    """Loss and every gradient equal, parameter by parameter, None where the other has None."""
+    assert result.loss == pytest.approx(expected.loss, rel=1e-12, abs=1e-14)
+    assert list(result.grads) == list(expected.grads)
+    for name, grad in expected.grads.items():
+        got = result.grads[name]
+        assert (got is None) == (grad is None), f"{name}: {got} instead of {grad}"
+        if grad is not None:
+            torch.testing.assert_close(got, grad, rtol=1e-10, atol=1e-13, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def pids_of(num_ranks: int) -> list[int]:
+    """The processes that the next run of so many ranks will use."""
+    return [process.pid or 0 for process in ranks.pool_of(num_ranks).processes]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def soon(holds: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Whether it holds within so many seconds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@contextmanager
+def no_rank_starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In here, the run must not come as far as asking for ranks."""
+
+    def started(num_ranks: int) -> Any:
+        raise AssertionError(f"{num_ranks} ranks were asked for")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "pool_of", started)
+        yield
