@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from ppcourse.lab.doctor import doctor as doctor
     from ppcourse.lab.exercises import grade as grade
     from ppcourse.lab.gantt import gantt as gantt
-    from ppcourse.lab.gantt import gantt_text as gantt_text
+    from ppcourse.lab.gantt_text import gantt_text as gantt_text
     from ppcourse.lab.progress import predict as predict
+    from ppcourse.lab.progress import prediction as prediction
     from ppcourse.runtime.errors import RankError as RankError
     from ppcourse.runtime.launch import evaluate as evaluate
     from ppcourse.runtime.launch import run as run
@@ -52,9 +53,10 @@ LATER = {
     "train": "ppcourse.runtime.launch",
     "reference_step": "ppcourse.runtime.reference",
     "gantt": "ppcourse.lab.gantt",
-    "gantt_text": "ppcourse.lab.gantt",
+    "gantt_text": "ppcourse.lab.gantt_text",
     "grade": "ppcourse.lab.exercises",
     "predict": "ppcourse.lab.progress",
+    "prediction": "ppcourse.lab.progress",
     "doctor": "ppcourse.lab.doctor",
 }
 

@@ -244,7 +244,9 @@ def test_check_finds_a_changed_source_and_missing_outputs_and_writes_nothing(les
     assert run(lesson, "--check") == 1
     assert [path.read_bytes() for path in made(lesson)] == before
     lesson.write_text(LESSON)
-    made(lesson)[1].write_bytes(before[0])
+    book = nbformat.read(made(lesson)[1], 4)
+    book.cells[1].execution_count = None
+    nbformat.write(book, made(lesson)[1])
     assert run(lesson, "--check") == 1
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "solutions/07_try.ipynb is not what solutions/07_try.py makes: run `ppcourse build 07`."
@@ -259,13 +261,15 @@ def test_a_lesson_is_executed_in_an_empty_folder_with_progress_of_its_own(progre
         "print(os.listdir(), os.environ['PPCOURSE_PROGRESS'] == " + repr(str(progress)) + ")",
         "print(sys.prefix, pp.__file__)",
     ]
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+    made = [nbformat.v4.new_code_cell(text) for text in cells]
+    book = nbformat.v4.new_notebook(cells=made, metadata=build.METADATA)
     execute(book)
     [said, listed, paths] = ["".join(output.text for output in cell.outputs) for cell in book.cells]
     assert said == "✎ 7.1 you predict 3\n"
     assert listed == "[] False\n"
     assert paths.replace("\\", "/").startswith("<env> <course>/ppcourse/")
-    assert not any("execution" in cell.metadata for cell in book.cells)
+    assert book.metadata == build.METADATA
+    assert [cell.metadata for cell in book.cells] == [{}, {}, {}]
 
 
 @pytest.mark.parametrize(

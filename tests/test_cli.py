@@ -197,7 +197,7 @@ def test_the_cells_after_a_dead_or_endless_one_count_as_failed(started, cell) ->
         "-o",
         "xfail_strict=true",
         *cli.NBVAL,
-        "--nbval-cell-timeout=3",
+        "--nbval-cell-timeout=5",
         "notebooks/03_a.ipynb",
     ]
     outcome = cli.run_part("notebooks", command, cli.ROOT)

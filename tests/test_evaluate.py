@@ -26,8 +26,8 @@ def test_gives_the_outputs_and_the_loss_of_the_model_in_eval_mode(name: str, p: 
     inputs, targets = rows_of(7)
     model = with_state()
     result = pp.evaluate(name, model, inputs, targets, p=p, m=m, loss_fn=F.cross_entropy)
-    expected = copy.deepcopy(model).eval()(inputs)
-    torch.testing.assert_close(result.outputs, expected.detach(), rtol=1e-12, atol=1e-12)
+    expected = copy.deepcopy(model).eval()(inputs).detach()
+    torch.testing.assert_close(result.outputs, expected, rtol=1e-12, atol=1e-12)
     assert result.loss == pytest.approx(float(F.cross_entropy(expected, targets)), rel=1e-12)
     assert not result.outputs.requires_grad
 
@@ -41,7 +41,7 @@ def test_needs_neither_targets_nor_a_loss_function() -> None:
 
 def test_puts_losses_together_as_run_does() -> None:
     inputs, targets = rows_of(7, ignored=1)
-    expected = F.cross_entropy(classifier()(inputs), targets)
+    expected = F.cross_entropy(classifier()(inputs), targets).detach()
     result = pp.evaluate("gpipe", classifier(), inputs, targets, p=2, m=3, loss_fn=F.cross_entropy, weight=counted)
     assert result.loss == pytest.approx(float(expected), rel=1e-12)
     result = pp.evaluate("gpipe", classifier(), inputs, targets, p=2, m=3, loss_fn=loss_sum, reduction="sum")

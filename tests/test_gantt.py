@@ -232,6 +232,13 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence() -> None:
         gantt(predicted(), as_measured(predicted(costs=SECONDS)))
 
 
+@pytest.mark.parametrize("draw", [gantt, gantt_text])
+def test_a_plan_is_not_taken_for_its_timeline(draw) -> None:
+    sentence = "A chart is of a timeline, and this is a Schedule: give simulate(plan), or result.timeline."
+    with refused(sentence):
+        draw(build("gpipe", 2, 2))
+
+
 # as the value of a cell
 
 

@@ -212,11 +212,17 @@ def test_frozen_layers_have_no_gradient_and_the_others_do(frozen: tuple[int, ...
     for number in frozen:
         model[number].requires_grad_(False)
     for recompute in (False, True):
-        result = pp.run(
-            "1f1b", model, inputs, targets, p=4, m=2, loss_fn=F.cross_entropy, recompute=recompute
-        )
+        result = pp.run("1f1b", model, inputs, targets, p=4, m=2, loss_fn=F.cross_entropy, recompute=recompute)
         assert all(result.grads[f"{number}.weight"] is None for number in frozen if number != 4)
         assert_same(result, pp.reference_step(model, inputs, targets, loss_fn=F.cross_entropy))
+
+
+def test_a_model_in_which_nothing_needs_a_gradient_runs() -> None:
+    inputs, targets = rows_of(4)
+    model = classifier().requires_grad_(False)
+    result = pp.run("1f1b", model, inputs, targets, p=3, m=2, loss_fn=F.cross_entropy)
+    assert not any(result.grads.values())
+    assert_same(result, pp.reference_step(model, inputs, targets, loss_fn=F.cross_entropy))
 
 
 class Head(nn.Module):

@@ -56,9 +56,7 @@ def at_the_receiver(room: Room, sizes: list[list[int]], used: list[int], ahead: 
 @given(used_orders(), st.data())
 def test_both_ends_count_to_the_same_room(used: list[int], data: st.DataObject) -> None:
     count, steps = len(used), data.draw(st.integers(1, 3))
-    sizes = data.draw(
-        st.lists(st.lists(lengths, min_size=count, max_size=count), min_size=steps, max_size=steps)
-    )
+    sizes = data.draw(st.lists(st.lists(lengths, min_size=count, max_size=count), min_size=steps, max_size=steps))
     sent = messages(count)
     ahead = window(sent, [sent[place] for place in used]) + 1
     sender = list(at_the_sender(Room(ahead, count), sizes))
@@ -83,9 +81,7 @@ def test_a_message_that_is_not_the_one_awaited_is_named_and_never_used() -> None
     incoming = Incoming(CHANNEL, traffic, 0.0)
     try:
         incoming._check(messages(2)[1], Head(10, 1, 0, stage=0, microbatch=1, sent_at=0))
-        sentence = (
-            r"expected the activation of stage 0, microbatch 1, but the gradient of stage 2, microbatch 3 came"
-        )
+        sentence = r"expected the activation of stage 0, microbatch 1, but the gradient of stage 2, microbatch 3 came"
         with pytest.raises(LinkError, match=sentence):
             incoming._check(messages(2)[1], Head(10, 1, 1, stage=2, microbatch=3, sent_at=0))
     finally:

@@ -5,8 +5,8 @@ import gc
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import by_value
 from torch import Tensor, nn
+from toys import by_value
 
 import ppcourse as pp
 from ppcourse.runtime.meter import LiveBytes, Meter

@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import by_value, classifier, rows_of
 from torch import Tensor, nn
+from toys import by_value, classifier, rows_of
 
 import ppcourse as pp
 from ppcourse.runtime import clock

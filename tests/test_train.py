@@ -57,7 +57,7 @@ def plain_loop(
     made = optimizer(parameter for parameter in model.parameters() if parameter.requires_grad)
     losses, norms = [], []
     for inputs, targets in batches:
-        made.zero_grad()
+        model.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
         loss.backward()
         grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -151,9 +151,9 @@ def test_the_state_dict_loads_back_into_the_model() -> None:
     fresh.load_state_dict(training.state_dict)
     inputs, targets = rows_of(8)
     loss = F.cross_entropy(fresh.eval()(inputs), targets)
-    assert pp.evaluate(
-        "gpipe", fresh, inputs, targets, p=2, m=2, loss_fn=F.cross_entropy
-    ).loss == pytest.approx(float(loss))
+    assert pp.evaluate("gpipe", fresh, inputs, targets, p=2, m=2, loss_fn=F.cross_entropy).loss == pytest.approx(
+        loss.item()
+    )
     assert training.state_dict["6.num_batches_tracked"] == 4  # two steps of two microbatches
 
 

@@ -15,6 +15,13 @@ class Box(NamedTuple):
     actions: tuple[Action, ...]
 
 
+def require_timeline(thing: object) -> None:
+    """Raise ValueError for a plan or a result, which are easily taken for their timeline."""
+    if not isinstance(thing, Timeline):
+        kind = type(thing).__name__
+        raise ValueError(f"A chart is of a timeline, and this is a {kind}: give simulate(plan), or result.timeline.")
+
+
 def boxes(timeline: Timeline) -> list[Box]:
     """All boxes, rank by rank."""
     found: list[Box] = []

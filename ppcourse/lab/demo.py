@@ -23,7 +23,10 @@ NAMES = ("gpipe", "1f1b")
 P, M = 4, 8
 BATCH, CONTEXT = 16, 64
 PACE = Costs(forward=0.02, input_grad=0.02, weight_grad=0.02)  # more than the work takes on two cores
-HEADS = ("schedule", "first loss", "last", "step", "bubble predicted", "measured", "MB by rank", "microbatches held")
+HEADS = (
+    *("schedule", "first loss", "last", "step (paced)", "bubble predicted", "measured (paced)"),
+    *("peak MB by rank", "microbatches held"),
+)
 
 
 class Outcome(NamedTuple):

@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from ppcourse.analysis.timeline import Timeline
-from ppcourse.lab.boxes import boxes, headline, in_seconds, names, one_stage_a_rank
+from ppcourse.lab.boxes import boxes, headline, in_seconds, names, one_stage_a_rank, require_timeline
 from ppcourse.lab.gantt_text import gantt_text as gantt_text
 from ppcourse.lab.letters import write
 from ppcourse.schedules.action import Op
@@ -89,6 +89,8 @@ def gantt(*timelines: Timeline, title: str | None = None, width: float = 9.0, ov
 def _refuse(timelines: Sequence[Timeline], overlay: bool) -> None:
     if not timelines:
         raise ValueError("gantt needs a timeline, as in gantt(simulate(plan)).")
+    for timeline in timelines:
+        require_timeline(timeline)
     counts = [timeline.num_ranks for timeline in timelines]
     if overlay and (len(counts) != 2 or counts[0] != counts[1]):
         said = " and ".join(str(count) for count in counts)

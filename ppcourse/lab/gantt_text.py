@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from ppcourse.analysis.timeline import Timeline
-from ppcourse.lab.boxes import boxes, clock, headline, in_seconds, names, one_stage_a_rank
+from ppcourse.lab.boxes import boxes, clock, headline, in_seconds, names, one_stage_a_rank, require_timeline
 
 
 class Grid(NamedTuple):
@@ -36,6 +36,7 @@ def gantt_text(timeline: Timeline, columns: int = 112) -> str:
     If all times are multiples of a common one, that is a column, and the chart is exact. If this takes more
     than `columns` characters, the chart is to scale, and a name that does not fit is cut to its letter.
     """
+    require_timeline(timeline)
     if not timeline.makespan:
         return headline(timeline)
     named = _named(timeline)
@@ -83,7 +84,7 @@ def _common_unit(times: list[float], least: float) -> float:
     unit = 0.0
     for time in times:
         while time > near:
-            unit, time = time, abs(unit - round(unit / time) * time)
+            unit, time = time, unit % time
         if 0 < unit < least:
             return 0.0
     return unit

@@ -16,7 +16,7 @@ def rows_of(value: Any, what: str) -> int:
     tensors = [tensor for tensor in tensors_of(value) if tensor.dim() > 0]
     if not tensors:
         raise ValueError(f"{what} hold no tensor with rows, but a batch is split into microbatches along dimension 0.")
-    rows = tensors[0].shape[0]
+    rows = max(tensor.shape[0] for tensor in tensors)
     for tensor in tensors:
         if tensor.shape[0] not in (1, rows):
             raise ValueError(
@@ -35,7 +35,7 @@ def split(value: Any, m: int, rows: int) -> list[Any]:
     def part(leaf: Any, i: int) -> Any:
         if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != rows:
             return leaf
-        return torch.tensor_split(leaf, m)[i]
+        return torch.tensor_split(leaf, m)[i].clone()  # a view would take the whole batch to its rank
 
     return [tree_map(lambda leaf, i=i: part(leaf, i), value) for i in range(m)]
 
@@ -75,6 +75,8 @@ def ends_of(targets: list[Any], reduction: str, weight: Callable[[Any], float] |
     """
     if reduction == "sum":
         return [End(target, 1.0) for target in targets]
+    if weight is not None and not callable(weight):
+        raise ValueError(f"weight is {weight!r}, but it must be a function of a target, for example len.")
     weights = [float(weight(target) if weight else rows_of(target, "targets")) for target in targets]
     total = sum(weights)
     if not 0 < total < math.inf:
@@ -88,7 +90,8 @@ def join(parts: list[Any]) -> Any:
     if isinstance(first, Tensor):
         return torch.cat(parts) if first.dim() else torch.stack(parts)
     if isinstance(first, tuple | list):
-        return type(first)(join(list(column)) for column in zip(*parts, strict=True))
+        columns = [join(list(column)) for column in zip(*parts, strict=True)]
+        return first._make(columns) if hasattr(first, "_make") else type(first)(columns)
     if isinstance(first, dict):
         return {key: join([part[key] for part in parts]) for key in first}
     return first

@@ -9,6 +9,9 @@ from ppcourse.schedules.costs import Costs
 class Clock:
     """Spans as they come: from when the inputs are in hand to when the work is done (perf_counter seconds)."""
 
+    def begin(self) -> None:
+        """Before each step."""
+
     def start(self, arrived: float) -> float:
         """The start of an action whose inputs arrived at `arrived` (0.0: they were here already)."""
         return time.perf_counter()
@@ -29,6 +32,9 @@ class Pace(Clock):
 
     def __init__(self, costs: Costs, num_stages: int) -> None:
         self._durations = costs.durations(num_stages)
+        self.begin()
+
+    def begin(self) -> None:
         self._start = self._free = 0.0
 
     def start(self, arrived: float) -> float:

@@ -66,7 +66,7 @@ class Outgoing:
     def __init__(self, channel: Channel, traffic: Traffic) -> None:
         self._channel = channel
         self._room = Room(traffic.window + 1, len(traffic.sent))
-        self._queue: queue.Queue[tuple[Tensor, ...]] = queue.Queue()
+        self._queue: queue.SimpleQueue[tuple[Tensor, ...] | threading.Event | None] = queue.SimpleQueue()
         self._error: LinkError | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"send {channel}")
         self._thread.start()
@@ -84,26 +84,28 @@ class Outgoing:
         return length
 
     def finish(self) -> None:
-        self._queue.join()
+        """Wait until everything is sent."""
+        sent = threading.Event()
+        self._queue.put(sent)
+        sent.wait()
         if self._error:
             raise self._error
 
     def close(self) -> None:
-        self._queue.put(())
+        self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while parts := self._queue.get():
+        while (parts := self._queue.get()) is not None:
+            if isinstance(parts, threading.Event):
+                parts.set()
+                continue
             try:
-                for lane, part in enumerate(parts):
-                    dist.send(part, self._channel.destination, tag=_tag(self._channel, lane))
-            except RuntimeError as error:
+                for lane in range(len(parts)):
+                    dist.send(parts[lane], self._channel.destination, tag=_tag(self._channel, lane))
+            except Exception as error:
                 self._error = LinkError(f"could not send to rank {self._channel.destination}: {error}")
-            del (
-                parts,
-                part,
-            )  # the thread waits long for the next message; this one's memory must not wait with it
-            self._queue.task_done()
+            parts = None  # the thread waits long for the next message; this one's memory must not wait with it
 
 
 class Incoming:
@@ -158,7 +160,7 @@ class Incoming:
                 self._check(message, head)
                 self._arrived.put((message, head.length, Arrival(wire.unpack(buffer), at)))
                 del posted, buffer, work
-        except RuntimeError as error:
+        except Exception as error:
             self._arrived.put(LinkError(f"could not receive from rank {self._channel.source}: {error}"))
 
     def _complete(self, buffer: Tensor) -> tuple[wire.Head, Tensor]:

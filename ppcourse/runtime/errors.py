@@ -75,7 +75,7 @@ def from_dump(dump: str) -> str:
     ends = next((n for n, (file, _, _) in enumerate(frames) if file.startswith(OWN_CODE)), len(frames))
     lines = []
     for file, line, name in reversed(frames[:ends]):
-        if not _is_plumbing(file):
+        if not _is_plumbing(file) and not file.startswith("<frozen"):
             lines += [
                 f'  File "{file}", line {line}, in {name}',
                 f"    {linecache.getline(file, line).strip()}",

@@ -55,6 +55,7 @@ class Interpreter:
     def run(self, inputs: dict[int, Any], ends: dict[int, End]) -> Step:
         """One step. `inputs` and `ends`: what each microbatch begins and ends with, on the ranks that need it."""
         self.inputs, self.ends, self.step = inputs, ends, Step()
+        self.clock.begin()
         for position, action in enumerate(self.row):
             self.now = action
             self._note(State.WAITING, position)

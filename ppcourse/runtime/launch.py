@@ -1,6 +1,7 @@
 """run, evaluate, train: check everything → ship → collect."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -11,7 +12,17 @@ from tqdm.auto import tqdm
 from ppcourse.runtime.batch import ends_of, join, reduction_of, split_batch
 from ppcourse.runtime.errors import RankError
 from ppcourse.runtime.job import Job, Report
-from ppcourse.runtime.prepare import Model, Plan, check_function, check_options, cut, layers_of, resolve_plan
+from ppcourse.runtime.prepare import (
+    Model,
+    Plan,
+    check_count,
+    check_function,
+    check_options,
+    check_trains,
+    cut,
+    layers_of,
+    resolve_plan,
+)
 from ppcourse.runtime.probe import probe
 from ppcourse.runtime.result import Evaluation, Result, Training
 from ppcourse.runtime.session import session
@@ -78,9 +89,7 @@ def run(
 
     Raises ValueError, before any rank starts, for what cannot work, and RankError if a rank fails.
     """
-    resolved = resolve_plan(plan, p, m, v)
-    if not resolved.trains:
-        raise ValueError(f"The plan {resolved.name} has no backward; use evaluate() for a forward pass.")
+    resolved = check_trains(resolve_plan(plan, p, m, v))
     made = cut(resolved, model, partition)
     carrier = check_options(resolved, device, link, pace, timeout)
     kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
@@ -194,13 +203,26 @@ def train(
     The caller's model stays as it is; the trained weights are in the result's state_dict. The other arguments
     and the errors are those of `run`.
     """
-    resolved = resolve_plan(plan, p, m, v)
+    resolved = check_trains(resolve_plan(plan, p, m, v))
     made = cut(resolved, model, partition)
     carrier = check_options(resolved, device, link, pace, timeout)
     check_function(optimizer, "optimizer", "torch.optim.SGD or functools.partial(torch.optim.AdamW, lr=1e-3)")
     kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
-    if steps < 1:
-        raise ValueError(f"steps is {steps}; training takes at least 1 step.")
+    check_count(steps, "steps")
+    if clip_norm is not None and not clip_norm > 0:
+        raise ValueError(f"clip_norm is {clip_norm!r}; it is a number above 0, or None for no limit.")
+
+    def microbatches(batch: Any) -> tuple[list[Any], list[End]]:
+        if not (isinstance(batch, tuple | list) and len(batch) == 2):
+            raise ValueError(f"A batch is a {type(batch).__name__}, but batches must be pairs (inputs, targets).")
+        inputs, targets = batch
+        xs, ys = split_batch(inputs, targets, resolved.num_microbatches)
+        return xs, ends_of(ys, kind, weight)
+
+    coming = map(microbatches, batches)
+    first = next(coming, None)  # looked at before a rank starts
+    if first is None:
+        raise ValueError("There is no batch; batches must have at least one pair (inputs, targets).")
 
     def job(rank: int) -> Job:
         trainer = Trainer(optimizer, clip_norm, made.ties(rank))
@@ -208,9 +230,8 @@ def train(
 
     losses, norms, times = [], [], []
     with session(made, job, timeout) as ranks, tqdm(total=steps, disable=not progress, unit="step") as bar:
-        for (inputs, targets), _ in zip(batches, range(steps), strict=False):
-            xs, ys = split_batch(inputs, targets, resolved.num_microbatches)
-            reports = ranks.step(xs, ends_of(ys, kind, weight))
+        for _, (xs, ends) in zip(range(steps), itertools.chain([first], coming), strict=False):
+            reports = ranks.step(xs, ends)
             norms.append(ranks.ask("update")[0])
             losses.append(sum(report.loss for report in reports))
             times.append(ranks.timeline(reports).makespan)

@@ -1,8 +1,10 @@
 """Everything that can be said before a process starts: what is run, by whom, and whether it makes sense."""
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -10,7 +12,7 @@ from torch import nn
 from ppcourse.analysis.partition import partition as partition_layers
 from ppcourse.runtime.shipping import check_travels
 from ppcourse.runtime.training import Tie
-from ppcourse.schedules import build
+from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.action import Op
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Row, Schedule
@@ -26,14 +28,18 @@ def resolve_plan(plan: Plan, p: int | None, m: int | None, v: int | None) -> Sch
 
     Raises ValueError if it breaks a rule, or disagrees with `p`, `m` or `v`.
     """
-    if isinstance(plan, str) and "\n" not in plan.strip():
+    if isinstance(plan, str) and not re.match(r"\s*(#|\d+[A-Z])", plan):
+        if plan not in SCHEDULES:
+            build(plan, 1, 1)  # says which there are
         if p is None or m is None:
             raise ValueError(f"{plan!r} is a schedule's name, so say for how many ranks and microbatches: p=4, m=8.")
         plan = build(plan, p, m, v)
     elif isinstance(plan, str):
         plan = Schedule.from_text(plan)
-    elif not isinstance(plan, Schedule):
+    elif isinstance(plan, list | tuple):
         plan = Schedule.from_rows(plan)
+    elif not isinstance(plan, Schedule):
+        raise ValueError(f"plan is {plan!r}, but it must be a Schedule, the name of one, or rows of actions.")
     check(plan)
     has = {"p": plan.num_ranks, "m": plan.num_microbatches, "v": plan.stages_per_rank}
     for letter, wanted in (("p", p), ("m", m), ("v", v)):
@@ -49,12 +55,14 @@ def resolve_plan(plan: Plan, p: int | None, m: int | None, v: int | None) -> Sch
 
 def layers_of(model: Model) -> list[nn.Module]:
     """The layers of an nn.Sequential, or of a list of modules."""
-    if isinstance(model, nn.Module) and not isinstance(model, nn.Sequential):
+    if not isinstance(model, nn.Sequential | list | tuple):
         raise ValueError(
             f"The model is a {type(model).__name__}; to be cut into stages it must be an nn.Sequential,"
             " or a list of layers."
         )
     layers = list(model)
+    if not layers:
+        raise ValueError("The model has no layers; it must be an nn.Sequential, or a list, of at least one.")
     for number, layer in enumerate(layers):
         if not isinstance(layer, nn.Module):
             raise ValueError(f"Layer {number} of the model is a {type(layer).__name__}, but a layer is an nn.Module.")
@@ -76,8 +84,9 @@ def sizes_of(partition: str | Sequence[int], layers: Sequence[nn.Module], num_st
         raise ValueError(
             f"There is no partition {partition!r}; it is uniform, parameters, or the layers of each stage."
         )
-    sizes = tuple(partition)
-    if len(sizes) != num_stages or sum(sizes) != len(layers) or min(sizes) < 1:
+    sizes = tuple(partition) if isinstance(partition, list | tuple) else (partition,)
+    whole = all(isinstance(size, int) and size >= 1 for size in sizes)
+    if not whole or len(sizes) != num_stages or sum(sizes) != len(layers):
         fits = partition_layers([1.0] * len(layers), num_stages, "uniform")
         raise ValueError(
             f"The partition {sizes} does not cut {len(layers)} layers into {num_stages} stages of at least one layer;"
@@ -147,8 +156,23 @@ def check_all_travel(cut: Cut, jobs: Sequence[Any]) -> None:
 def check_function(value: Any, name: str, example: str) -> Callable[..., Any]:
     """Raise ValueError if `value` is no function."""
     if not callable(value):
-        raise ValueError(f"{name} is {value!r}, but it must be a function, for example {example}.")
+        given = repr(value) if len(repr(value)) < 40 else f"a {type(value).__name__}"
+        raise ValueError(f"{name} is {given}, but it must be a function, for example {example}.")
     return value  # type: ignore[no-any-return]
+
+
+def check_count(value: Any, name: str) -> int:
+    """Raise ValueError if `value` is no whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1.")
+    return int(value)
+
+
+def check_trains(plan: Schedule) -> Schedule:
+    """Raise ValueError if the plan has no backward."""
+    if not plan.trains:
+        raise ValueError(f"The plan {plan.name} has no backward; use evaluate() for a forward pass.")
+    return plan
 
 
 def check_options(plan: Schedule, device: str, link: str, pace: Costs | None, timeout: float) -> str:
@@ -157,7 +181,7 @@ def check_options(plan: Schedule, device: str, link: str, pace: Costs | None, ti
         raise ValueError(f"device is {device!r}, but ranks run on the CPU so far; say 'cpu', or leave it out.")
     if link not in ("auto", "gloo"):
         raise ValueError(f"link is {link!r}, but messages go over gloo so far; say 'gloo', or leave it out.")
-    if not timeout > 0:
+    if not (isinstance(timeout, Real) and timeout > 0):
         raise ValueError(f"timeout is {timeout!r}; it is a number of seconds above 0, for example 60.")
     if pace is not None:
         if not isinstance(pace, Costs):

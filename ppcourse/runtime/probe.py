@@ -14,7 +14,7 @@ from torch import nn
 
 from ppcourse.runtime.errors import RankError
 from ppcourse.runtime.ranks import pool_of
-from ppcourse.runtime.shipping import order
+from ppcourse.runtime.shipping import check_travels, order
 from ppcourse.runtime.stage import HandOnError, LossFunction, check_loss, check_output
 
 PATIENCE = 1.0  # seconds that the look may take
@@ -27,7 +27,8 @@ def probe(layers: Sequence[nn.Module], inputs: Any, target: Any, loss_fn: LossFu
         return
     try:
         asked = order("look", list(layers), inputs, target, loss_fn)
-    except Exception:  # the orders of the run will say what cannot travel
+    except Exception:
+        check_travels({"inputs": inputs, "targets": target})
         return
     pool = pool_of(1)
     try:

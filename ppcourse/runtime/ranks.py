@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -27,7 +28,6 @@ from ppcourse.runtime.server import starting
 from ppcourse.runtime.system import remove_folder
 from ppcourse.schedules.schedule import Schedule
 
-# the second is what torch imports at a first backward
 GRACE = 0.5  # seconds that a rank gets to tell the cause, once another has told a consequence
 START_TIMEOUT = 120.0
 DUMP = re.compile(r"^(?:Fatal Python error|Current thread 0x|Thread 0x)", re.MULTILINE)
@@ -82,8 +82,8 @@ class Pool:
         """
         try:
             for pipe, data in zip(self.pipes, orders, strict=True):
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is noticed below
-                    pipe.send_bytes(data)
+                # in a thread: a rank that is stopped would let us wait for ever
+                threading.Thread(target=_send, args=(pipe, data), daemon=True, name="send order").start()
             return self._collect(plan, timeout)
         except BaseException:
             self.kill()
@@ -134,7 +134,8 @@ class Pool:
             if (count := self.board.finished()) != finished:
                 last_move, finished = now, count
             if now - last_move > timeout:
-                raise watch.hung(self.processes, self.board, plan, timeout, self._dump)
+                silent = [rank for rank in range(self.num_ranks) if rank not in answers]
+                raise watch.hung(self.processes, silent, self.board, plan, timeout, self._dump)
         return [answers[rank] for rank in range(self.num_ranks)]
 
     def _ready(self, silent: set[int], plan: Schedule | None) -> Iterator[tuple[int, Any]]:
@@ -159,6 +160,11 @@ class Pool:
         end = found.start() if found else len(text)
         self.unsaid[rank] += text[:end]
         return text[end:]
+
+
+def _send(pipe: Connection, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # the end of a rank is noticed where answers are collected
+        pipe.send_bytes(data)
 
 
 def _answer(data: bytes) -> Any:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ppcourse.analysis.timeline import Span, Timeline
 from ppcourse.runtime.batch import ends_of, reduction_of, split_batch
-from ppcourse.runtime.prepare import Model, check_function, layers_of
+from ppcourse.runtime.prepare import Model, check_count, check_function, layers_of
 from ppcourse.runtime.result import Result
 from ppcourse.runtime.stage import LossFunction, check_loss, seed_for
 from ppcourse.schedules.action import Action, Op
@@ -32,6 +32,7 @@ def reference_step(
     The same arguments, errors and result as `run`, without ranks, links or a schedule. With m=1 the batch is
     not split at all. The caller's model and random state stay as they are.
     """
+    check_count(m, "m, the number of microbatches,")
     kind = reduction_of(check_function(loss_fn, "loss_fn", "torch.nn.functional.cross_entropy"), reduction)
     xs, ys = split_batch(inputs, targets, m)
     whole = nn.Sequential(*copy.deepcopy(layers_of(model)))
@@ -46,8 +47,10 @@ def reference_step(
             loss = loss_fn(x, end.target)
             check_loss(loss)
             between = time.perf_counter() - zero
-            torch.autograd.backward(loss * end.scale)
-            total += float(loss.detach().double()) * end.scale
+            loss = loss * end.scale if end.scale else loss.nan_to_num() * 0.0  # as a stage does
+            if loss.requires_grad:
+                torch.autograd.backward(loss)
+            total += float(loss.detach().double())
             spans += [Span(0, Action(0, Op.F, i), began, between)]
             spans += [Span(0, Action(0, Op.B, i), between, time.perf_counter() - zero)]
     grads = {name: weight.grad for name, weight in whole.named_parameters()}

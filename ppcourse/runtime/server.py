@@ -1,20 +1,37 @@
 """The server that ranks are forked from. Loads nothing heavy: a notebook starts it while it imports the package."""
 
+import atexit
+import functools
 import multiprocessing
+import os
+import shutil
+import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver, spawn
+from multiprocessing import forkserver, spawn, util
 from typing import Any
 from unittest.mock import patch
 
 PRELOAD = [
+    "ppcourse.runtime.tidy",
     "ppcourse.runtime.process",
     "torch.fx.experimental.symbolic_shapes",  # which torch imports at a first backward
 ]
 
+FOLDER = "PPCOURSE_SERVER_FOLDER"
+
 _one_at_a_time = threading.Lock()
+
+
+@functools.cache
+def folder_of(process: int) -> str:
+    """Where the socket lies at which this process asks the server for ranks."""
+    folder = os.environ[FOLDER] = tempfile.mkdtemp(prefix="ppcourse-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # tidy.py does it if this process is killed
+    return folder
 
 
 def start_method() -> str:
@@ -32,7 +49,7 @@ def warm_up() -> None:
 
 def _start() -> None:
     with starting():
-        forkserver.ensure_running()
+        pass
 
 
 @contextmanager
@@ -45,10 +62,25 @@ def starting() -> Iterator[Any]:
     with (
         _one_at_a_time,
         patch.object(spawn, "get_preparation_data", _without_main(spawn.get_preparation_data)),
+        patch.object(util, "get_temp_dir", lambda: folder_of(os.getpid())),
     ):
         if start_method() == "forkserver":
             context.set_forkserver_preload(PRELOAD)
+            with _interrupts_held():
+                forkserver.ensure_running()
         yield context
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """A Ctrl-C goes to all processes of a notebook; the server, which inherits this, must not end in the middle of
+    importing torch.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _without_main(prepare: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudpickle
+from torch import nn
 
 
 class Shipper(cloudpickle.Pickler):  # type: ignore[misc]
@@ -66,16 +67,17 @@ def _error(thing: Any) -> str | None:
     try:
         Shipper(io.BytesIO()).dump(thing)
     except Exception as error:  # anything may be raised by a learner's __reduce__
-        return f"{error}"
+        return " ".join(str(error).split())
     return None
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
     """What an object, or what a function sees, with words for it."""
-    for name, value in getattr(thing, "__dict__", {}).items():
-        yield f"attribute {name!r}, a {type(value).__name__},", value
-    for module in getattr(thing, "children", list)():
-        yield from _parts(module)
+    for path, owner in thing.named_modules() if isinstance(thing, nn.Module) else [("", thing)]:
+        for name, value in getattr(owner, "__dict__", {}).items():
+            if not (name == "_modules" and isinstance(owner, nn.Module)):
+                inside = f" of its layer {path}" if path else ""
+                yield f"attribute {name!r}, a {type(value).__name__},{inside}", value
     if isinstance(thing, types.FunctionType):
         seen = inspect.getclosurevars(thing)
         for name, value in {**seen.globals, **seen.nonlocals}.items():

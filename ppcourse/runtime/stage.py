@@ -104,7 +104,8 @@ class Stage:
             return value, None
         loss = self.loss_fn(value, end.target)
         check_loss(loss)
-        return value, loss * end.scale
+        # what counts nothing may be 0 ÷ 0: a microbatch in which every target is ignored
+        return value, loss * end.scale if end.scale else loss.nan_to_num() * 0.0
 
 
 def seed_for(seed: int, step: int, layer: int, microbatch: int) -> None:

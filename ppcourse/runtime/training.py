@@ -35,6 +35,8 @@ class Trainer:
     def open(self, model: nn.Module) -> None:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.made = self.optimizer(self.parameters.values()) if self.parameters else None
+        if self.parameters and not isinstance(self.made, torch.optim.Optimizer):
+            raise TypeError(f"optimizer returned {type(self.made).__name__}, but it must return a torch optimizer")
 
     def update(self) -> float:
         """One optimizer step; the global norm of the gradients before clipping (Pascanu et al. 2013)."""
@@ -46,7 +48,8 @@ class Trainer:
                     parameter.grad.mul_(self.clip_norm / norm)
         if self.made is not None:
             self.made.step()
-            self.made.zero_grad(set_to_none=True)
+        for parameter in self.parameters.values():  # also of those that the optimizer leaves out
+            parameter.grad = None
         return norm
 
     def _sum_ties(self) -> None:

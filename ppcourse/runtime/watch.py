@@ -34,17 +34,20 @@ def died(rank: int, process: BaseProcess, board: Board, plan: Schedule | None, d
 
 def hung(
     processes: Sequence[BaseProcess],
+    silent: Sequence[int],
     board: Board,
     plan: Schedule | None,
     timeout: float,
     dump_of: Callable[[int], str],
 ) -> RankError:
-    """The error for a step in which nothing moves: the culprit is a stopped rank, or the one longest at work."""
+    """The error for a step in which nothing moves. The culprit, of those that have not answered: a stopped rank, or
+    the one longest at work, or one that has not come as far as to wait for others.
+    """
     notes = [board.read(rank) for rank in range(len(processes))]
-    stopped = [rank for rank, process in enumerate(processes) if _is_stopped(process)]
-    at_work = [rank for rank, note in enumerate(notes) if note.state is State.RUNNING]
-    waiting = [rank for rank, note in enumerate(notes) if note.state is State.WAITING]
-    first = min(stopped or at_work or waiting or range(len(notes)), key=lambda rank: notes[rank].since)
+    stopped = [rank for rank in silent if _is_stopped(processes[rank])]
+    at_work = [rank for rank in silent if notes[rank].state is State.RUNNING]
+    outside = [rank for rank in silent if notes[rank].state is State.IDLE]
+    first = min(stopped or at_work or outside or silent, key=lambda rank: notes[rank].since)
     why = ", and its process is stopped" if stopped else ", and it was at work all that time" if at_work else ""
     places = "\n".join(f"  rank {rank} {_where(plan, rank, note)}" for rank, note in enumerate(notes))
     os.kill(processes[first].pid or 0, signal.SIGUSR1)  # to which a rank answers with where it is

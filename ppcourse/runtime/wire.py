@@ -15,6 +15,7 @@ import pickle
 import struct
 from typing import Any, NamedTuple
 
+import cloudpickle
 import torch
 from torch import Tensor
 
@@ -33,8 +34,8 @@ class Head(NamedTuple):
     sent_at: int
 
 
-class _Pickler(pickle.Pickler):
-    """Pickles everything but tensors, which it puts aside."""
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles everything but tensors, which it puts aside; a class of a cell (a named tuple) by value."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ppcourse.runtime.board import Board
+from ppcourse.runtime.board import Board, State
 from ppcourse.runtime.clock import Clock, Pace
 from ppcourse.runtime.interpreter import Interpreter
 from ppcourse.runtime.job import Job, Report
@@ -52,6 +52,7 @@ class Worker:
         self.meter.reset()
         with torch.set_grad_enabled(self.job.training):
             self.link.begin()
+            self.board.write(self.rank, State.WAITING, 0, self.interpreter.finished)
             barrier()
             step = self.interpreter.run(inputs, ends)
             self.link.finish()

@@ -1,0 +1,23 @@
+"""`ppcourse demo`: a real run, told in one table and two charts."""
+
+from ppcourse.lab.demo import main
+
+
+def test_the_demo_trains_tells_and_draws(tmp_path, capsys) -> None:
+    assert main(2, tmp_path / "charts") == 0
+    table = [line.split("  ") for line in capsys.readouterr().out.splitlines() if line[:5] in ("gpipe", "1f1b ")]
+    gpipe, other = ([cell.strip() for cell in row if cell.strip()] for row in table)
+    assert gpipe[1:3] == other[1:3]  # the same losses
+    assert gpipe[4] == other[4] == "27.3%"  # the same bubble, predicted
+    assert gpipe[-1] == "8 8 8 8"
+    assert other[-1] == "4 3 2 1"
+    assert float(gpipe[-2].split()[0]) > float(other[-2].split()[0])  # bytes on rank 0
+    assert {path.name for path in (tmp_path / "charts").iterdir()} == {"gpipe.png", "1f1b.png"}
+
+
+def test_what_cannot_be_done_is_one_sentence(tmp_path, capsys) -> None:
+    assert main(0, tmp_path) == 1
+    assert capsys.readouterr().err == "steps is 0; training takes at least 1 step.\n"
+    (tmp_path / "file").touch()
+    assert main(1, tmp_path / "file" / "charts") == 1
+    assert "file" in capsys.readouterr().err
