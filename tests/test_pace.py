@@ -17,6 +17,9 @@ F0, F1, B0 = (pp.Action.parse(text) for text in ("0F0", "0F1", "0B0"))
 COSTS = pp.Costs(forward=10.0, input_grad=12.0, weight_grad=8.0)
 
 
+TICK = 2.0**-20
+
+
 class FakeTime:
     """A clock that moves when somebody sleeps, a little too long each time, or works."""
 
@@ -24,7 +27,8 @@ class FakeTime:
         self.now, self.late = now, late
 
     def perf_counter(self) -> float:
-        return self.now
+        self.now += TICK  # who looks at a clock long enough sees it move
+        return self.now - TICK
 
     def sleep(self, seconds: float) -> None:
         assert seconds > 0
@@ -32,6 +36,11 @@ class FakeTime:
 
     def work(self, seconds: float) -> None:
         self.now += seconds
+
+
+def end(clock: Clock, action: pp.Action) -> float:
+    clock.worked()
+    return clock.end(action)
 
 
 @pytest.fixture
@@ -43,12 +52,12 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
 
 def test_an_action_lasts_its_nominal_time(fake: FakeTime) -> None:
     pace = Pace(COSTS, 1)
-    assert pace.start(0.0) == 100
+    assert pace.start(0.0) == pytest.approx(100, abs=0.01)
     fake.work(3)
-    assert pace.end(F0) == 110
-    assert pace.start(0.0) == 110
-    assert pace.end(B0) == 130
-    assert fake.now == 130
+    assert end(pace, F0) == pytest.approx(110, abs=0.01)
+    assert pace.start(0.0) == pytest.approx(110, abs=0.01)
+    assert end(pace, B0) == pytest.approx(130, abs=0.01)
+    assert fake.now == pytest.approx(130, abs=0.01)
 
 
 def test_sleeping_too_long_is_not_carried_on(fake: FakeTime) -> None:
@@ -57,54 +66,54 @@ def test_sleeping_too_long_is_not_carried_on(fake: FakeTime) -> None:
     starts = []
     for _ in range(20):
         starts.append(pace.start(0.0))
-        pace.end(F0)
-    assert starts == [100.0 + 10 * n for n in range(20)]
-    assert fake.now == 300.5
+        end(pace, F0)
+    assert starts == pytest.approx([100 + 10 * n for n in range(20)], abs=0.01)
+    assert fake.now == pytest.approx(300.5, abs=0.01)
 
 
 def test_work_longer_than_its_time_is_never_made_up(fake: FakeTime) -> None:
     pace = Pace(COSTS, 1)
     pace.start(0.0)
     fake.work(25)
-    assert pace.end(F0) == 125
-    assert pace.start(0.0) == 125
-    assert pace.end(F1) == 135
+    assert end(pace, F0) == pytest.approx(125, abs=0.01)
+    assert pace.start(0.0) == pytest.approx(125, abs=0.01)
+    assert end(pace, F1) == pytest.approx(135, abs=0.01)
 
 
 def test_an_action_waits_for_what_arrives_later(fake: FakeTime) -> None:
     pace = Pace(COSTS, 1)
     pace.start(0.0)
-    pace.end(F0)
-    assert pace.start(117.0) == 117
-    assert pace.end(B0) == 137
+    end(pace, F0)
+    assert pace.start(117.0) == pytest.approx(117, abs=0.01)
+    assert end(pace, B0) == pytest.approx(137, abs=0.01)
 
 
 def test_an_action_starts_at_its_predecessors_deadline_if_its_inputs_came_before(fake: FakeTime) -> None:
     fake.late = 0.5
     pace = Pace(COSTS, 1)
     pace.start(0.0)
-    pace.end(F0)
-    assert fake.now == 110.5
-    assert pace.start(104.0) == 110
+    end(pace, F0)
+    assert fake.now == pytest.approx(110.5, abs=0.01)
+    assert pace.start(104.0) == pytest.approx(110, abs=0.01)
 
 
 def test_the_first_action_starts_when_the_rank_is_ready(fake: FakeTime) -> None:
-    assert Pace(COSTS, 1).start(90.0) == 100
-    assert Pace(COSTS, 1).start(107.0) == 107
+    assert Pace(COSTS, 1).start(90.0) == pytest.approx(100, abs=0.01)
+    assert Pace(COSTS, 1).start(107.0) == pytest.approx(107, abs=0.01)
 
 
 def test_costs_are_those_of_the_stage(fake: FakeTime) -> None:
     pace = Pace(pp.Costs(forward=[1.0, 5.0], input_grad=1, weight_grad=1), 2)
     pace.start(0.0)
-    assert pace.end(pp.Action.parse("1F0")) == 105
+    assert end(pace, pp.Action.parse("1F0")) == pytest.approx(105, abs=0.01)
 
 
 def test_without_a_pace_spans_are_as_they_come(fake: FakeTime) -> None:
     plain = Clock()
-    assert plain.start(0.0) == 100
+    assert plain.start(0.0) == pytest.approx(100, abs=0.01)
     fake.work(3)
-    assert plain.end(F0) == 103
-    assert plain.start(50.0) == 103
+    assert end(plain, F0) == pytest.approx(103, abs=0.01)
+    assert plain.start(50.0) == pytest.approx(103, abs=0.01)
 
 
 # on ranks

@@ -72,7 +72,8 @@ def test_what_is_unpacked_is_what_was_packed(value: Any, room: int) -> None:
 def test_the_head_says_who_sent_it_when_and_how_long_it_is(
     kind: int, stage: int, microbatch: int, sent_at: int
 ) -> None:
-    buffer = wire.pack(torch.ones(3), kind, stage, microbatch, sent_at)
+    buffer = wire.pack(torch.ones(3), kind, stage, microbatch)
+    wire.stamp(buffer, sent_at)
     head = wire.read_head(buffer)
     assert (head.kind, head.stage, head.microbatch, head.sent_at) == (kind, stage, microbatch, sent_at)
     assert head.length == buffer.numel()

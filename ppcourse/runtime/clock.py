@@ -6,6 +6,9 @@ from ppcourse.schedules.action import Action
 from ppcourse.schedules.costs import Costs
 
 
+AWAKE = 0.0002  # seconds
+
+
 class Clock:
     """Spans as they come: from when the inputs are in hand to when the work is done (perf_counter seconds)."""
 
@@ -16,9 +19,13 @@ class Clock:
         """The start of an action whose inputs arrived at `arrived` (0.0: they were here already)."""
         return time.perf_counter()
 
+    def worked(self) -> None:
+        """The work of the action that was started last is done."""
+        self._worked = time.perf_counter()
+
     def end(self, action: Action) -> float:
-        """The end of the action that was started last."""
-        return time.perf_counter()
+        """The end of that action."""
+        return self._worked
 
 
 class Pace(Clock):
@@ -44,13 +51,15 @@ class Pace(Clock):
 
     def end(self, action: Action) -> float:
         deadline = self._start + self._durations[action.op][action.stage]
-        worked = time.perf_counter()
         _sleep_until(deadline)
-        self._free = max(deadline, worked)
+        self._free = max(deadline, self._worked)
         return self._free
 
 
 def _sleep_until(moment: float) -> None:
+    """Sleep, but for the last moment: a process that sleeps is woken a little late, and lateness adds up over hops."""
     left = moment - time.perf_counter()
-    if left > 0:
-        time.sleep(left)
+    if left > AWAKE:
+        time.sleep(left - AWAKE)
+    while time.perf_counter() < moment:
+        pass

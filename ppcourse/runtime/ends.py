@@ -66,46 +66,51 @@ class Outgoing:
     def __init__(self, channel: Channel, traffic: Traffic) -> None:
         self._channel = channel
         self._room = Room(traffic.window + 1, len(traffic.sent))
-        self._queue: queue.SimpleQueue[tuple[Tensor, ...] | threading.Event | None] = queue.SimpleQueue()
+        self._underway: queue.SimpleQueue[tuple[Tensor, dist.Work] | threading.Event | None] = queue.SimpleQueue()
         self._error: LinkError | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"send {channel}")
         self._thread.start()
 
-    def send(self, message: Message, value: Any) -> int:
-        """Put the message in the thread's hands; its length in bytes."""
-        if self._error:
-            raise self._error
-        room = self._room.next()
+    def pack(self, message: Message, value: Any) -> list[Tensor]:
+        """The next message of the channel, in the parts that are transferred."""
         place = KINDS.index(message.channel.kind), message.stage, message.microbatch
-        buffer = wire.pack(value, *place, sent_at=time.perf_counter_ns(), room=room)
+        room = self._room.next()
+        buffer = wire.pack(value, *place, room=room)
         length = wire.read_head(buffer).length
         self._room.note(length)
-        self._queue.put((buffer[:room], buffer[room:]) if length > room else (buffer,))
-        return length
+        return [buffer] if length <= room else [buffer[:room], buffer[room:]]
+
+    def send(self, parts: list[Tensor]) -> None:
+        """Begin to send, and leave the rest to the thread."""
+        if self._error:
+            raise self._error
+        wire.stamp(parts[0], time.perf_counter_ns())
+        for lane, part in enumerate(parts):
+            work = _group().send([part], self._channel.destination, _tag(self._channel, lane))
+            self._underway.put((part, work))
 
     def finish(self) -> None:
         """Wait until everything is sent."""
         sent = threading.Event()
-        self._queue.put(sent)
+        self._underway.put(sent)
         sent.wait()
         if self._error:
             raise self._error
 
     def close(self) -> None:
-        self._queue.put(None)
+        self._underway.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (parts := self._queue.get()) is not None:
-            if isinstance(parts, threading.Event):
-                parts.set()
+        while (item := self._underway.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
                 continue
             try:
-                for lane in range(len(parts)):
-                    dist.send(parts[lane], self._channel.destination, tag=_tag(self._channel, lane))
+                item[1].wait()
             except Exception as error:
                 self._error = LinkError(f"could not send to rank {self._channel.destination}: {error}")
-            parts = None  # the thread waits long for the next message; this one's memory must not wait with it
+            item = None  # the thread waits long for the next message; this one's memory must not wait with it
 
 
 class Incoming:
@@ -146,8 +151,7 @@ class Incoming:
         message = next(self._coming, None)
         if message is not None:
             buffer = torch.empty(self._room.next(), dtype=torch.uint8)
-            work = dist.irecv(buffer, self._channel.source, tag=_tag(self._channel))
-            assert work is not None
+            work = _group().recv([buffer], self._channel.source, _tag(self._channel))
             self._posted.put((message, buffer, work))
 
     def _run(self) -> None:
@@ -155,22 +159,22 @@ class Incoming:
             while posted := self._posted.get():
                 message, buffer, work = posted
                 work.wait()
-                head, buffer = self._complete(buffer)
-                at = max(time.perf_counter(), head.sent_at / 1e9 + self._latency)
+                at = time.perf_counter()
+                head = wire.read_head(buffer)
+                if head.length > buffer.numel():
+                    buffer, at = self._with_rest(buffer, head.length), time.perf_counter()
+                at = max(at, head.sent_at / 1e9 + self._latency)
                 self._check(message, head)
                 self._arrived.put((message, head.length, Arrival(wire.unpack(buffer), at)))
                 del posted, buffer, work
         except Exception as error:
             self._arrived.put(LinkError(f"could not receive from rank {self._channel.source}: {error}"))
 
-    def _complete(self, buffer: Tensor) -> tuple[wire.Head, Tensor]:
-        """The message, with its rest if it was longer than the room."""
-        head = wire.read_head(buffer)
-        if head.length > buffer.numel():
-            rest = torch.empty(head.length - buffer.numel(), dtype=torch.uint8)
-            dist.recv(rest, self._channel.source, tag=_tag(self._channel, lane=1))
-            buffer = torch.cat([buffer, rest])
-        return head, buffer
+    def _with_rest(self, buffer: Tensor, length: int) -> Tensor:
+        """A message that was longer than the room."""
+        rest = torch.empty(length - buffer.numel(), dtype=torch.uint8)
+        _group().recv([rest], self._channel.source, _tag(self._channel, lane=1)).wait()
+        return torch.cat([buffer, rest])
 
     def _check(self, message: Message, head: wire.Head) -> None:
         kind = KINDS[head.kind]
@@ -184,3 +188,10 @@ class Incoming:
 def _tag(channel: Channel, lane: int = 0) -> int:
     """One tag a kind, not one a message; the rest of a long message goes beside the receives already posted."""
     return KINDS.index(channel.kind) + len(KINDS) * lane
+
+
+def _group() -> dist.ProcessGroup:
+    """Its own send and recv: torch.distributed's functions check as long as a small message takes."""
+    group = dist.group.WORLD
+    assert group is not None
+    return group

@@ -10,7 +10,7 @@ from ppcourse.analysis.timeline import Span
 from ppcourse.runtime.board import Board, State
 from ppcourse.runtime.clock import Clock
 from ppcourse.runtime.ends import Arrival
-from ppcourse.runtime.link import Link
+from ppcourse.runtime.link import Link, Parcel
 from ppcourse.runtime.meter import Meter
 from ppcourse.runtime.stage import End, Stage, as_inputs
 from ppcourse.schedules.action import Action, Op
@@ -64,8 +64,11 @@ class Interpreter:
             self._note(State.RUNNING, position)
             with self.meter:
                 result = self.handlers[action.op](action, given.value)
+            self.clock.worked()
+            parcel = self._pack(action, result)
             end = self.clock.end(action)
-            self._hand_on(action, result)
+            if parcel:
+                self.link.send(parcel)
             del given, result
             self.meter.boundary()
             self.step.spans.append(Span(self.rank, action, start, end))
@@ -100,14 +103,15 @@ class Interpreter:
         kind = Kind.ACTIVATION if forward else Kind.GRADIENT
         return Arrival(self.handed_over.pop((kind, action.stage, action.microbatch)), HERE)
 
-    def _hand_on(self, action: Action, result: Any) -> None:
-        """To the action that needs it, on this rank or another."""
+    def _pack(self, action: Action, result: Any) -> Parcel | None:
+        """What is to be sent to another rank; what this rank needs itself is put aside."""
         if message := outgoing(self.plan, action):
-            self.link.send(message, result)
-        elif user := consumer(self.plan, action):
+            return self.link.pack(message, result)
+        if user := consumer(self.plan, action):
             forward = action.op is Op.F
             key = (Kind.ACTIVATION if forward else Kind.GRADIENT, user.stage, user.microbatch)
             self.handed_over[key] = as_inputs(result) if forward else result
+        return None
 
     def _note(self, state: State, position: int) -> None:
         self.board.write(self.rank, state, position, self.finished)

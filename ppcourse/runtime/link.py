@@ -5,11 +5,21 @@ A link carries the messages of a plan's channels: per channel in the sender's or
     gloo    between processes of one host or several, CPU tensors
 """
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from torch import Tensor
+
+from ppcourse.runtime import wire
 from ppcourse.runtime.ends import Arrival, Incoming, Outgoing
-from ppcourse.schedules.channels import Message, channels
+from ppcourse.schedules.channels import Channel, Message, channels
 from ppcourse.schedules.schedule import Schedule
+
+
+class Parcel(NamedTuple):
+    """A packed message."""
+
+    channel: Channel
+    parts: list[Tensor]
 
 
 class Link(Protocol):
@@ -21,7 +31,10 @@ class Link(Protocol):
     def begin(self) -> None:
         """Before each step: post the first receives."""
 
-    def send(self, message: Message, value: Any) -> None:
+    def pack(self, message: Message, value: Any) -> Parcel:
+        """Make what is to be sent independent of `value`, as part of the work of the action that made it."""
+
+    def send(self, parcel: Parcel) -> None:
         """Send, without waiting."""
 
     def receive(self, message: Message) -> Arrival:
@@ -48,9 +61,14 @@ class GlooLink:
         for incoming in self._in.values():
             incoming.begin()
 
-    def send(self, message: Message, value: Any) -> None:
+    def pack(self, message: Message, value: Any) -> Parcel:
+        parts = self._out[message.channel].pack(message, value)
+        return Parcel(message.channel, parts)
+
+    def send(self, parcel: Parcel) -> None:
+        self._out[parcel.channel].send(parcel.parts)
         self.sent_messages += 1
-        self.sent_bytes += self._out[message.channel].send(message, value)
+        self.sent_bytes += wire.read_head(parcel.parts[0]).length
 
     def receive(self, message: Message) -> Arrival:
         return self._in[message.channel].receive(message)

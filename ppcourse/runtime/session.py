@@ -11,7 +11,7 @@ from torch import Tensor
 from ppcourse.analysis.timeline import Span, Timeline
 from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.prepare import Cut, check_all_travel
-from ppcourse.runtime.ranks import Pool, pool_of
+from ppcourse.runtime.ranks import START_TIMEOUT, Pool, pool_of
 from ppcourse.runtime.shipping import order
 from ppcourse.runtime.stage import End
 
@@ -65,7 +65,7 @@ def session(cut: Cut, jobs: Callable[[int], Job], timeout: float) -> Iterator[Se
         raise
     pool = pool_of(cut.plan.num_ranks)
     try:
-        pool.call(orders, cut.plan, timeout)
+        pool.call(orders, cut.plan, max(timeout, START_TIMEOUT))  # a first optimizer makes torch import for seconds
         yield Session(cut, pool, made[0].pace is not None, timeout)
         pool.call([order("close")] * pool.num_ranks, cut.plan, timeout)
     except BaseException:

@@ -57,7 +57,7 @@ class _Unpickler(pickle.Unpickler):
         return self.tensors[place]
 
 
-def pack(value: Any, kind: int = 0, stage: int = 0, microbatch: int = 0, sent_at: int = 0, room: int = 0) -> Tensor:
+def pack(value: Any, kind: int = 0, stage: int = 0, microbatch: int = 0, room: int = 0) -> Tensor:
     """`value` as a flat uint8 tensor of at least `room` bytes. Raises TypeError for a tensor that is not strided."""
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -70,12 +70,18 @@ def pack(value: Any, kind: int = 0, stage: int = 0, microbatch: int = 0, sent_at
     form = pickle.dumps((file.getvalue(), kinds), protocol=5)
     places, length = _places(kinds, HEADER.size + len(form))
     buffer = torch.empty(max(length, room), dtype=torch.uint8)
-    head = HEADER.pack(length, len(form), kind, stage, microbatch, sent_at)
+    head = HEADER.pack(length, len(form), kind, stage, microbatch, 0)
     buffer[: HEADER.size + len(form)] = torch.frombuffer(bytearray(head + form), dtype=torch.uint8)
     for tensor, (start, end) in zip(tensors, places, strict=True):
         if end > start:
             buffer[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
     return buffer
+
+
+def stamp(buffer: Tensor, sent_at: int) -> None:
+    """Note when a packed message is sent."""
+    memory: Any = buffer.numpy()
+    struct.pack_into("<q", memory, HEADER.size - 8, sent_at)
 
 
 def read_head(buffer: Tensor) -> Head:
