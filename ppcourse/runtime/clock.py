@@ -5,7 +5,6 @@ import time
 from ppcourse.schedules.action import Action
 from ppcourse.schedules.costs import Costs
 
-
 AWAKE = 0.0002  # seconds
 
 

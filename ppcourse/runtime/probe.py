@@ -9,13 +9,12 @@ rank and action.
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from ppcourse.runtime.errors import RankError
 from ppcourse.runtime.ranks import pool_of
 from ppcourse.runtime.shipping import check_travels, order
-from ppcourse.runtime.stage import HandOnError, LossFunction, check_loss, check_output
+from ppcourse.runtime.stage import LossFunction
 
 PATIENCE = 1.0  # seconds that the look may take
 LARGE = 32 * 2**20  # bytes of weights and buffers from which on nobody looks ahead
@@ -39,19 +38,3 @@ def probe(layers: Sequence[nn.Module], inputs: Any, target: Any, loss_fn: LossFu
         pool.say()  # what layers print belongs to the run
     if complaint:
         raise ValueError(complaint)
-
-
-def look(layers: Sequence[nn.Module], value: Any, target: Any, loss_fn: LossFunction | None) -> str | None:
-    """In the process of its own: what is wrong, in a sentence, or None."""
-    try:
-        with torch.no_grad():
-            for number, layer in enumerate(layers):
-                value = layer(value)
-                check_output(number, layer, value)
-            if loss_fn is not None:
-                check_loss(loss_fn(value, target))
-    except HandOnError as error:
-        return str(error)
-    except Exception:
-        return None
-    return None

@@ -11,6 +11,7 @@ from ppcourse.runtime.clock import Clock, Pace
 from ppcourse.runtime.interpreter import Interpreter
 from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.link import GlooLink, Link
+from ppcourse.runtime.look import look
 from ppcourse.runtime.meter import LiveBytes, Meter
 from ppcourse.runtime.stage import End, Stage
 
@@ -83,8 +84,6 @@ class Worker:
 
     def look(self, *arguments: Any) -> str | None:
         """Pass a microbatch through a model: what is wrong with it, or None."""
-        from ppcourse.runtime.probe import look  # which needs the pool, which needs this file
-
         return look(*arguments)
 
     def close(self) -> None:
