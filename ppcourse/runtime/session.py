@@ -65,7 +65,8 @@ def session(cut: Cut, jobs: Callable[[int], Job], timeout: float) -> Iterator[Se
         raise
     pool = pool_of(cut.plan.num_ranks)
     try:
-        pool.call(orders, cut.plan, max(timeout, START_TIMEOUT))  # a first optimizer makes torch import for seconds
+        # a rank's first optimizer makes torch import for seconds, which is no hang
+        pool.call(orders, cut.plan, timeout if made[0].trainer is None else max(timeout, START_TIMEOUT))
         yield Session(cut, pool, made[0].pace is not None, timeout)
         pool.call([order("close")] * pool.num_ranks, cut.plan, timeout)
     except BaseException:
