@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from ppcourse.runtime.errors import RankError as RankError
     from ppcourse.runtime.launch import evaluate as evaluate
     from ppcourse.runtime.launch import run as run
-    from ppcourse.runtime.launch import train as train
     from ppcourse.runtime.reference import reference_step as reference_step
+    from ppcourse.runtime.train import train as train
 
 LATER = {
     "RankError": "ppcourse.runtime.errors",
     "run": "ppcourse.runtime.launch",
     "evaluate": "ppcourse.runtime.launch",
-    "train": "ppcourse.runtime.launch",
+    "train": "ppcourse.runtime.train",
     "reference_step": "ppcourse.runtime.reference",
     "gantt": "ppcourse.lab.gantt",
     "gantt_text": "ppcourse.lab.gantt_text",

@@ -7,7 +7,8 @@
 # - **derive** how long a step takes, and from it the four numbers that people mix up;
 # - **choose** the number of microbatches, and say what stops you from taking more.
 #
-# **You need** microbatches (lesson 02); no GPU. **Time** 55 minutes.
+# **You need** PyTorch, no GPU, and one idea: a *microbatch* is a part of the batch. The gradients of all microbatches
+# are added up before one optimizer step, so that the result is that of the whole batch. **Time** 55 minutes.
 #
 # | letter | meaning |
 # |---|---|
@@ -33,11 +34,11 @@ import ppcourse as pp
 # ```
 #
 # **How many slots pass from the first start to the last end?** Finish the drawing on paper if you like.
-# Then type the number: a guess that you wrote down is one you remember correcting.
+# Then type the number: you remember a correction better if you wrote your guess down.
 
 # %%
 slots = 18  # solution
-pp.predict("3.1", slots)
+pp.predict("3.A", slots)
 
 # %% [markdown]
 # ## Run it in the simulator
@@ -50,6 +51,7 @@ pp.predict("3.1", slots)
 slot = pp.Costs(forward=1, input_grad=0.5, weight_grad=0.5)
 gpipe = pp.simulate(pp.build("gpipe", p=4, m=6), slot)
 print(pp.gantt_text(gpipe))
+print(f"\n{gpipe.makespan:g} slots; you predicted {pp.prediction('3.A')}")
 
 # %% [markdown]
 # The same as a picture. The grey is the **bubble**: time in which a rank waits. Look along one row at a time.
@@ -63,7 +65,7 @@ pp.gantt(gpipe)
 #
 # Split a rank's idle time into three parts: before its first action, between its actions, after its last.
 # A timeline knows its `start` and `end` and `idle[rank]`; `by_rank[rank]` holds the rank's spans in order,
-# each with a `start` and an `end`. Your function will then read measured timelines too.
+# each with a `start` and an `end`. A timeline need not start at 0. Your function will then read measured ones too.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -375,7 +377,7 @@ if pp.grade("3.4", fewest):
 
 # %%
 times_as_many = 1  # solution
-pp.predict("3.2", times_as_many)
+pp.predict("3.B", times_as_many)
 
 # %% [markdown]
 # Each microbatch crosses each of the p − 1 cuts twice, as an activation and as a gradient: 2·(p − 1)·m messages.
@@ -395,7 +397,8 @@ for m in (1, 4, 16):
     assert 0 <= run.message_bytes - tensors < 1000 * run.messages
 
 # %% [markdown]
-# More messages, the same tensors. Bandwidth does not mind; each message's latency is paid once more.
+# More messages, the same tensors: the answer is **1**. Bandwidth does not mind; each message's latency is paid once
+# more.
 #
 # The dearer price is inside the ranks. A matrix product over few rows uses the machine badly, so many small ones
 # take longer than one large one. Below, one batch of 1024 rows is cut into m parts, with your machine's own

@@ -37,7 +37,7 @@ NAMES = ("gpipe", "1f1b")
 
 # %%
 slots = 18  # solution
-pp.predict("4.1", slots)
+pp.predict("4.A", slots)
 
 # %% [markdown]
 # ## Run both in the simulator
@@ -48,6 +48,7 @@ pp.predict("4.1", slots)
 slot = pp.Costs(forward=1, input_grad=0.5, weight_grad=0.5)
 grids = {name: pp.simulate(pp.build(name, p=4, m=6), slot) for name in NAMES}
 print(*map(pp.gantt_text, grids.values()), sep="\n\n")
+print(f"\n1F1B: {grids['1f1b'].makespan:g} slots; you predicted {pp.prediction('4.A')}")
 
 # %%
 pp.gantt(*grids.values())
@@ -163,7 +164,7 @@ right = pp.reference_step(**task).grads
 for m in (8, 2) if built else ():
     mine = pp.run([order(rank, 4, m) for rank in range(4)], **task)
     assert all(torch.allclose(mine.grads[name], right[name]) for name in right)
-    print(f"m = {m}: all {len(right)} gradients equal; held at most {mine.peak_in_flight}")
+    print(f"m = {m}: all {len(right)} gradients equal; held at most", *(f"{n:g}" for n in mine.peak_in_flight))
 
 # %% [markdown]
 # ## When messages take time
@@ -220,11 +221,11 @@ assert 1 < took["1f1b"] / took["gpipe"] < 2
 # ## Predict: the memory
 #
 # If it is never faster, why does everybody use 1F1B? From its F to its B, a microbatch's activations stay on the rank.
-# **With p = 4 and m = 8, how many microbatches does rank 0 hold at most: in GPipe, in 1F1B?**
+# **With p = 4 and m = 8, how many microbatches does rank 0 hold at most: in GPipe, in 1F1B?** Type both: `[…, …]`.
 
 # %%
 most = [8, 4]  # solution
-pp.predict("4.2", most)
+pp.predict("4.B", most)
 
 # %% [markdown]
 # Here is the grid from the start again, with m = 6: what rank 0 holds in each of the 18 slots, from the slot of F
@@ -283,7 +284,8 @@ counted = pp.grade("4.2", most_held)
 # %%
 metered = {name: pp.run(name, p=4, m=8, memory=True, **task) for name in NAMES}
 for name, result in metered.items():
-    print(f"{name:6} held {result.peak_in_flight} microbatches, {[b // 1024 for b in result.held_bytes]} KiB")
+    held_now = " ".join(f"{n:g}" for n in result.peak_in_flight)
+    print(f"{name:6} held {held_now} microbatches, {[b // 1024 for b in result.held_bytes]} KiB")
 
 # %%
 if counted:
@@ -293,7 +295,9 @@ print(f"on rank 0, GPipe held {ratio:.2f} times as many bytes as 1F1B")
 assert 1.95 < ratio < 2.05
 
 # %% [markdown]
-# Formula, count and bytes agree. In GPipe all ranks hold the same; in 1F1B rank 0 holds most, the last rank least.
+# Formula, count and bytes agree. In GPipe all ranks hold the same number of microbatches; in 1F1B rank 0 holds most,
+# the last rank least. (Per microbatch the ends differ a little: rank 0's input is the batch, which is there anyway, and the
+# last rank also keeps what the loss needs.)
 # A larger example, p = 8 and m = 32:
 
 # %% tags=["nbval-check-output"]
@@ -323,8 +327,8 @@ def with_warm_ups(warm_ups, m=8):
 # %% [markdown]
 # ### Exercise 4.3 · Make it deadlock · ★★ · 6 minutes
 #
-# Find four warm-ups, each from 0 to 7, with which the ranks wait for each other for ever. If yours run after all, you
-# see how.
+# Find four warm-ups, each from 0 to 7, with which the ranks wait for each other for ever. If yours run, you see
+# their timeline.
 #
 # <details><summary>Hint</summary>
 #
@@ -365,11 +369,12 @@ plans = {w: with_warm_ups(w) for w in product(range(4), repeat=4)}
 spans = {w: pp.simulate(plan).makespan for w, plan in plans.items() if not pp.validate(plan)}
 assert set(spans) == {w for w in plans if list(w) == sorted(w, reverse=True)}
 best = min(spans.values())
-print(f"{len(spans)} of {len(plans)} run; only {[w for w in spans if spans[w] == best]} within {best:g} t_f")
+fastest = [w for w in spans if spans[w] == best]
+print(f"{len(spans)} of {len(plans)} run; the fastest, in {best:g} t_f:", *fastest)
 
 # %% [markdown]
-# Of these, only 1F1B's warm-ups lose no time. Still longer ones cost memory, and pay when messages are slow. With a
-# hop of 1, they buy GPipe's time back:
+# Of these, only 1F1B's warm-ups lose no time. Longer warm-ups than these cost memory, and pay when messages are slow.
+# With a hop of 1, they buy GPipe's time back:
 
 # %% tags=["nbval-check-output"]
 for w in [(3, 2, 1, 0), (6, 4, 2, 0)]:
@@ -454,7 +459,7 @@ if counted and priced:
     print("GPipe recomputed {:4.0f} t_f {:5.1f} GB".format(*recomputed(8, 32, 1, 2, 0.1, 1.5)))
 
 # %% [markdown]
-# So: 1F1B if it fits, since it costs no more than its hops; if not, recompute, which works with 1F1B too.
+# So: 1F1B if it fits, since it only pays for its hops; if not, recompute, which works with 1F1B too.
 # Plain GPipe only while m is small.
 #
 # ## Say it in an interview
@@ -475,8 +480,9 @@ if counted and priced:
 # from rank to rank, or it deadlocks.
 #
 # Why the time is the same: the last rank works without a break for m·(t_f + t_b), and filling and draining add
-# (p − 1)(t_f + t_b). This assumes equal stages and free messages. With latency 1F1B is slower: for every p microbatches
-# it waits for a round trip of 2·(p − 1) hops, GPipe for one in all. Longer warm-ups buy that back with memory.
+# (p − 1)(t_f + t_b). This assumes equal stages and free messages. With latency 1F1B is slower: for every p further
+# microbatches it waits for one more round trip of 2·(p − 1) hops, GPipe for one in all. Longer warm-ups buy that back
+# with memory.
 #
 # Memory: with p = 8 and m = 32, the first rank holds 8 instead of 32, the last one 1. Recomputation is a choice of its
 # own: GPipe as published keeps only stage inputs and runs F again, a third more time if t_b = 2·t_f.

@@ -52,23 +52,23 @@ def test_a_right_order_is_solved_in_any_form() -> None:
 WRONG_ORDERS = {
     "one forward too many": (
         lambda rank, p, m: three_loops(rank, m, min(m, p - rank)),
-        "order(1, 2, 2) runs 2 forwards before its first backward; in 1F1B it is 1: the warm-up and one.",
+        "order(1, 2, 2) runs 2 forwards before its first backward; it should be 1.",
     ),
     "one forward too few": (
         lambda rank, p, m: three_loops(rank, m, min(m, max(0, p - 2 - rank))),
-        "order(0, 2, 2) runs 1 forward before its first backward; in 1F1B it is 2: the warm-up and one.",
+        "order(0, 2, 2) runs 1 forward before its first backward; it should be 2.",
     ),
     "s forwards": (
         lambda rank, p, m: three_loops(rank, m, min(m, rank)),
-        "order(0, 2, 2) runs 1 forward before its first backward; in 1F1B it is 2: the warm-up and one.",
+        "order(0, 2, 2) runs 1 forward before its first backward; it should be 2.",
     ),
     "the same warm-up everywhere": (
         lambda rank, p, m: three_loops(rank, m, min(m, p - 1)),
-        "order(1, 2, 2) runs 2 forwards before its first backward; in 1F1B it is 1: the warm-up and one.",
+        "order(1, 2, 2) runs 2 forwards before its first backward; it should be 1.",
     ),
     "gpipe": (
         lambda rank, p, m: three_loops(rank, m, m),
-        "order(1, 2, 2) runs 2 forwards before its first backward; in 1F1B it is 1: the warm-up and one.",
+        "order(1, 2, 2) runs 2 forwards before its first backward; it should be 1.",
     ),
     "not clamped": (
         lambda rank, p, m: three_loops(rank, m, p - 1 - rank),
@@ -123,7 +123,7 @@ WRONG_ORDERS = {
     ),
     "fewer microbatches forgotten": (
         lambda rank, p, m: right(rank, p, m) if m >= p else three_loops(rank, m, 0),
-        "order(0, 3, 2) runs 1 forward before its first backward; in 1F1B it is 2: the warm-up and one.",
+        "order(0, 3, 2) runs 1 forward before its first backward; it should be 2.",
     ),
 }
 

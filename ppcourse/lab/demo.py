@@ -14,8 +14,9 @@ from ppcourse.analysis.timeline import Timeline
 from ppcourse.lab.gantt import gantt
 from ppcourse.runtime.data import batches, text_loss
 from ppcourse.runtime.errors import RankError
-from ppcourse.runtime.launch import run, train
+from ppcourse.runtime.launch import run
 from ppcourse.runtime.models import gpt
+from ppcourse.runtime.train import train
 from ppcourse.schedules import build
 from ppcourse.schedules.costs import Costs
 

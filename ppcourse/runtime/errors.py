@@ -1,14 +1,20 @@
 """How a step fails: one culprit, one sentence, and that rank's own traceback."""
 
+import functools
 import linecache
 import re
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from ppcourse.schedules.action import Action, Op
 
 OWN_CODE = str(Path(__file__).parent)
+PACKAGE = str(Path(__file__).parents[1])
+P = ParamSpec("P")
+R = TypeVar("R")
 DOING = {Op.F: "forward", Op.B: "backward", Op.I: "input gradient", Op.W: "weight gradient"}
 
 
@@ -57,6 +63,30 @@ class RankError(RuntimeError):
         parts += [self.note] if self.note else []
         parts += [f"\nOn rank {self.rank}:\n{self.traceback.rstrip()}"] if self.traceback else []
         return "\n".join(parts)
+
+
+def briefly(function: Callable[P, R]) -> Callable[P, R]:
+    """Let what `function` raises come without the lines of this package, which say nothing to who called it.
+
+    A RankError brings the rank's own traceback; bad input is one sentence; an interrupt is the caller's own.
+    What the caller's code raises (an iterator of batches, a weight) keeps its traceback.
+    """
+
+    @functools.wraps(function)
+    def brief(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (RankError, ValueError, KeyboardInterrupt) as error:
+            if isinstance(error, ValueError) and not _raised_here(error):
+                raise
+            raise error.with_traceback(None) from None
+
+    return brief
+
+
+def _raised_here(error: BaseException) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(PACKAGE)
 
 
 def _format(error: BaseException) -> str:

@@ -87,7 +87,7 @@ def _misplaced(row: Sequence[Action], want: Sequence[Action]) -> str | None:
     before, due = _first_backward(row), _first_backward(want)
     if before != due:
         plural = "s" * (before != 1)
-        return f"runs {before} forward{plural} before its first backward; in 1F1B it is {due}: the warm-up and one."
+        return f"runs {before} forward{plural} before its first backward; it should be {due}."
     here = next(n for n, pair in enumerate(zip(row, want, strict=True)) if pair[0] != pair[1])
     return f"has {row[here]} at position {here}, where 1F1B has {want[here]}."
 
