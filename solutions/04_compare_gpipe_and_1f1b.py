@@ -296,8 +296,8 @@ assert 1.95 < ratio < 2.05
 
 # %% [markdown]
 # Formula, count and bytes agree. In GPipe all ranks hold the same number of microbatches; in 1F1B rank 0 holds most,
-# the last rank least. (Per microbatch the ends differ a little: rank 0's input is the batch, which is there anyway, and the
-# last rank also keeps what the loss needs.)
+# the last rank least. (Per microbatch the ends differ a little: rank 0's input is the batch, which is there anyway, and
+# the last rank also keeps what the loss needs.)
 # A larger example, p = 8 and m = 32:
 
 # %% tags=["nbval-check-output"]

@@ -111,5 +111,6 @@ def _microbatches(
     """The inputs and the ends of each microbatch. Raises ValueError for what is no batch."""
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
         raise ValueError(f"A batch is a {type(batch).__name__}, but batches must be pairs (inputs, targets).")
-    xs, ys = split_batch(*batch, m)
+    inputs, targets = batch
+    xs, ys = split_batch(inputs, targets, m)
     return xs, ends_of(ys, reduction, weight)
