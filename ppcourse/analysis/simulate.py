@@ -18,6 +18,8 @@ def simulate(plan: Schedule, costs: Costs | None = None) -> Timeline:
     Deterministic, and linear in the number of actions. Raises ScheduleError for a plan that breaks a rule;
     for one that would never end the sentence says what each rank waits for.
     """
+    if costs is not None and not isinstance(costs, Costs):
+        raise ValueError(f"costs is {costs!r}, but it must be Costs, for example Costs(forward=1, comm=0.1).")
     check(plan)
     costs = costs or Costs()
     lasts = _Durations(plan, costs)

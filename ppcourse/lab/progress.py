@@ -87,9 +87,9 @@ def _as_number(value: Any) -> Number | None:
         return None if any(not isinstance(one, float | int) for one in several) else several  # type: ignore[return-value]
     try:
         number = value if type(value) is int else float(value)
-    except Exception:
+        return number if math.isfinite(number) and not isinstance(value, str | bool) else None
+    except Exception:  # of a whole number, that it is too large
         return None
-    return number if math.isfinite(number) and not isinstance(value, str | bool) else None
 
 
 def _shown(guess: Number) -> str:
@@ -107,7 +107,7 @@ def _read(file: Path) -> Saved:
     except OSError as error:
         _warn(file, f"Your progress file {file} cannot be read ({error.strerror}): nothing is saved.")
         return unsaved.setdefault(file, empty)
-    except ValueError:
+    except (ValueError, RecursionError):
         saved = None
     if _valid(saved):
         return {**empty, **saved}

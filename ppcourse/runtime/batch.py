@@ -85,7 +85,8 @@ def ends_of(targets: list[Any], reduction: str, weight: Callable[[Any], float] |
 
 
 def join(parts: list[Any]) -> Any:
-    """The outputs of all microbatches as one: tensors along dimension 0, in tuples place by place."""
+    """The outputs of all microbatches as one: tensors along dimension 0, in tuples place by place; of
+    anything else that differs, a list."""
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat(parts) if first.dim() else torch.stack(parts)
@@ -94,4 +95,4 @@ def join(parts: list[Any]) -> Any:
         return first._make(columns) if hasattr(first, "_make") else type(first)(columns)
     if isinstance(first, dict):
         return {key: join([part[key] for part in parts]) for key in first}
-    return first
+    return first if all(part is first or part == first for part in parts) else parts

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ppcourse.runtime import wire
 from ppcourse.runtime.errors import LinkError
+from ppcourse.runtime.stage import tensors_of
 from ppcourse.schedules.channels import Channel, Kind, Message, Traffic
 
 KINDS = list(Kind)
@@ -75,7 +76,7 @@ class Outgoing:
         """The next message of the channel, in the parts that are transferred."""
         place = KINDS.index(message.channel.kind), message.stage, message.microbatch
         room = self._room.next()
-        buffer = wire.pack(value, *place, room=room)
+        buffer = wire.pack(value, *place, room=room, visible=len(tensors_of(value)))
         length = wire.read_head(buffer).length
         self._room.note(length)
         return [buffer] if length <= room else [buffer[:room], buffer[room:]]

@@ -34,8 +34,12 @@ class Failure:
 
     @classmethod
     def of(cls, rank: int, action: Action | None, error: BaseException) -> "Failure":
-        cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return cls(rank, action, cause, _format(error), isinstance(error, LinkError))
+        name = type(error).__name__
+        try:
+            cause, told = f"{name}: {error}" if str(error) else name, _format(error)
+        except Exception:  # an exception that cannot say what it is
+            cause, told = name, ""
+        return cls(rank, action, cause, told, isinstance(error, LinkError))
 
 
 class RankError(RuntimeError):

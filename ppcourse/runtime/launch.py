@@ -12,6 +12,7 @@ from ppcourse.runtime.prepare import (
     check_function,
     check_options,
     check_trains,
+    check_weights,
     cut,
     layers_of,
     resolve_plan,
@@ -72,6 +73,7 @@ def run(
     kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
     xs, ys = split_batch(inputs, targets, resolved.num_microbatches)
     ends = ends_of(ys, kind, weight)
+    check_weights(made, loss_fn)
     probe(layers_of(model), xs[0], ys[0], loss_fn)
 
     def job(rank: int) -> Job:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from ppcourse.analysis.partition import partition as partition_layers
-from ppcourse.runtime.shipping import check_travels
+from ppcourse.runtime.shipping import check_travels, weights_in
 from ppcourse.runtime.training import Tie
 from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.action import Op
@@ -60,6 +60,8 @@ def layers_of(model: Model) -> list[nn.Module]:
             f"The model is a {type(model).__name__}; to be cut into stages it must be an nn.Sequential,"
             " or a list of layers."
         )
+    if isinstance(model, nn.Sequential):
+        _check_plain(model)
     layers = list(model)
     if not layers:
         raise ValueError("The model has no layers; it must be an nn.Sequential, or a list, of at least one.")
@@ -67,6 +69,17 @@ def layers_of(model: Model) -> list[nn.Module]:
         if not isinstance(layer, nn.Module):
             raise ValueError(f"Layer {number} of the model is a {type(layer).__name__}, but a layer is an nn.Module.")
     return layers
+
+
+def _check_plain(model: nn.Sequential) -> None:
+    """Raise ValueError for an nn.Sequential that is more than its layers: the ranks would not know the rest."""
+    own = "forward" if type(model).forward is not nn.Sequential.forward else ""
+    own = own or next((f"weight {name}" for name, _ in model.named_parameters(recurse=False)), "")
+    own = own or ("hooks" if model._forward_hooks or model._forward_pre_hooks else "")
+    if own:
+        raise ValueError(
+            f"The model has {own} of its own beside its layers, which a pipeline cannot cut; put that into a layer."
+        )
 
 
 def sizes_of(partition: str | Sequence[int], layers: Sequence[nn.Module], num_stages: int) -> tuple[int, ...]:
@@ -142,6 +155,23 @@ def cut(plan: Schedule, model: Model, partition: str | Sequence[int]) -> Cut:
     return Cut(plan, stages, {group[0]: tuple(group) for group in names.values()})
 
 
+def check_weights(cut: Cut, loss_fn: Callable[..., Any] | None) -> None:
+    """Raise ValueError if a layer or the loss function reaches weights that are not its own.
+
+    Each rank would get a copy of them, and their gradients would be lost.
+    """
+    for layers in cut.stages:
+        for number, layer in layers.items():
+            if set(weights_in(layer)) - {id(weight) for weight in layer.parameters()}:
+                raise ValueError(
+                    f"Layer {number} ({type(layer).__name__}) reaches weights that it has not registered;"
+                    " make them attributes of the layer, so that its rank has them."
+                )
+    own = {id(weight) for weight in loss_fn.parameters()} if isinstance(loss_fn, nn.Module) else set()
+    if loss_fn is not None and set(weights_in(loss_fn)) - own:
+        raise ValueError("loss_fn reaches weights of the model; it must depend on outputs and targets alone.")
+
+
 def check_all_travel(cut: Cut, jobs: Sequence[Any]) -> None:
     """Raise ValueError, naming it, if a layer, the loss function or the optimizer cannot be sent to a rank."""
     things: dict[str, Any] = {}
@@ -186,7 +216,9 @@ def check_options(plan: Schedule, device: str, link: str, pace: Costs | None, ti
     if pace is not None:
         if not isinstance(pace, Costs):
             raise ValueError(f"pace is {pace!r}, but it must be Costs in seconds, for example Costs(forward=0.01).")
-        pace.durations(plan.num_stages)
+        longest = max(max(lasts) for lasts in pace.durations(plan.num_stages).values())
+        if longest >= timeout:
+            raise ValueError(f"An action paced to {longest:g} s would pass for a hang; timeout must be longer.")
     if plan.num_ranks == 1:
         return "none: one rank has nobody to talk to"
     return "gloo: the ranks are processes on CPUs"

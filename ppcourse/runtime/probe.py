@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from ppcourse.runtime.errors import RankError
-from ppcourse.runtime.ranks import pool_of
+from ppcourse.runtime.ranks import in_use, pool_of
 from ppcourse.runtime.shipping import check_travels, order
 from ppcourse.runtime.stage import LossFunction
 
@@ -22,19 +22,20 @@ LARGE = 32 * 2**20  # bytes of weights and buffers from which on nobody looks ah
 
 def probe(layers: Sequence[nn.Module], inputs: Any, target: Any, loss_fn: LossFunction | None) -> None:
     """Raise ValueError if a layer returns no tensor, or the loss function not one number."""
-    if sum(t.numel() * t.itemsize for layer in layers for t in layer.state_dict().values()) > LARGE:
-        return
     try:
+        if sum(t.numel() * t.itemsize for layer in layers for t in layer.state_dict().values()) > LARGE:
+            return
         asked = order("look", list(layers), inputs, target, loss_fn)
     except Exception:
         check_travels({"inputs": inputs, "targets": target})
         return
-    pool = pool_of(1)
-    try:
-        (complaint,) = pool.call([asked], timeout=PATIENCE)
-    except RankError:
-        return
-    finally:
-        pool.say()  # what layers print belongs to the run
+    with in_use:
+        pool = pool_of(1)
+        try:
+            (complaint,) = pool.call([asked], timeout=PATIENCE)
+        except RankError:
+            return
+        finally:
+            pool.say()  # what layers print belongs to the run
     if complaint:
         raise ValueError(complaint)

@@ -4,6 +4,7 @@ Orders come through a pipe, as shipping.py makes them: a method of Worker and it
 packed (wire.py): the result, or a Failure, after which the driver stops every rank.
 """
 
+import contextlib
 import gc
 import linecache
 import os
@@ -45,7 +46,7 @@ def rank_main(rank: int, num_ranks: int, pipe: Connection, folder: str) -> None:
     known = set(sys.modules)
     while (order := _next(pipe)) is not None:
         _serve(worker, pipe, order)
-        if order.name == "close":
+        if order.name in ("close", "look"):  # a learner's files may change before the next run
             system.forget_modules(known)
     os._exit(0)  # not sys.exit: threads of a broken link may never end
 
@@ -62,12 +63,14 @@ def _serve(worker: Worker, pipe: Connection, order: Order) -> None:
     try:
         sys.path[:] = order.path
         os.chdir(order.folder)
+        torch.set_default_dtype(order.dtype)
         linecache.cache.update(order.sources)
         answer = getattr(worker, order.name)(*pickle.loads(order.arguments))
         reply = wire.pack(answer)
     except BaseException as error:  # a learner's sys.exit() is a failure like any other
         action = worker.interpreter.now if worker.interpreter else None
         reply = wire.pack(Failure.of(worker.rank, action, error))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(Exception):  # a layer may have closed or replaced them
+        sys.stdout.flush()
+        sys.stderr.flush()
     pipe.send_bytes(reply.numpy().tobytes())

@@ -174,6 +174,7 @@ def _answer(data: bytes) -> Any:
     return wire.unpack(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
 
+in_use = threading.RLock()  # one run at a time, from whichever thread
 _pools: dict[int, Pool] = {}
 
 

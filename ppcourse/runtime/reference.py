@@ -47,7 +47,7 @@ def reference_step(
             loss = loss_fn(x, end.target)
             check_loss(loss)
             between = time.perf_counter() - zero
-            loss = loss * end.scale if end.scale else loss.nan_to_num() * 0.0  # as a stage does
+            loss = loss * end.scale if end.scale else torch.zeros_like(loss.detach())  # as a stage does
             if loss.requires_grad:
                 torch.autograd.backward(loss)
             total += float(loss.detach().double())

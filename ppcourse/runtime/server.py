@@ -22,6 +22,7 @@ PRELOAD = [
 ]
 
 FOLDER = "PPCOURSE_SERVER_FOLDER"
+SOCKET_PATH = 60  # characters of a folder from which on a socket in it has no valid address
 
 _one_at_a_time = threading.Lock()
 
@@ -29,9 +30,17 @@ _one_at_a_time = threading.Lock()
 @functools.cache
 def folder_of(process: int) -> str:
     """Where the socket lies at which this process asks the server for ranks."""
-    folder = os.environ[FOLDER] = tempfile.mkdtemp(prefix="ppcourse-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # tidy.py does it if this process is killed
+    usual = tempfile.gettempdir()
+    folder = os.environ[FOLDER] = tempfile.mkdtemp(
+        prefix="ppcourse-", dir=usual if len(usual) < SOCKET_PATH else "/tmp"
+    )
+    atexit.register(_remove, folder, process)  # tidy.py does it if this process is killed
     return folder
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # and not a fork of it, which inherits this
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def start_method() -> str:

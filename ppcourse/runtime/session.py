@@ -11,7 +11,7 @@ from torch import Tensor
 from ppcourse.analysis.timeline import Span, Timeline
 from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.prepare import Cut, check_all_travel
-from ppcourse.runtime.ranks import START_TIMEOUT, Pool, pool_of
+from ppcourse.runtime.ranks import START_TIMEOUT, Pool, in_use, pool_of
 from ppcourse.runtime.shipping import order
 from ppcourse.runtime.stage import End
 
@@ -63,11 +63,16 @@ def session(cut: Cut, jobs: Callable[[int], Job], timeout: float) -> Iterator[Se
     except Exception:
         check_all_travel(cut, made)
         raise
+    with in_use:
+        yield from _on_a_pool(cut, orders, made[0], timeout)
+
+
+def _on_a_pool(cut: Cut, orders: Sequence[bytes], job: Job, timeout: float) -> Iterator[Session]:
     pool = pool_of(cut.plan.num_ranks)
     try:
         # a rank's first optimizer makes torch import for seconds, which is no hang
-        pool.call(orders, cut.plan, timeout if made[0].trainer is None else max(timeout, START_TIMEOUT))
-        yield Session(cut, pool, made[0].pace is not None, timeout)
+        pool.call(orders, cut.plan, timeout if job.trainer is None else max(timeout, START_TIMEOUT))
+        yield Session(cut, pool, job.pace is not None, timeout)
         pool.call([order("close")] * pool.num_ranks, cut.plan, timeout)
     except BaseException:
         pool.kill()

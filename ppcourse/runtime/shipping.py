@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudpickle
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 class Shipper(cloudpickle.Pickler):  # type: ignore[misc]
@@ -38,6 +39,7 @@ class Order(NamedTuple):
     sources: Mapping[str, Any]
     path: list[str]
     folder: str
+    dtype: torch.dtype
 
 
 def order(name: str, *arguments: Any) -> bytes:
@@ -47,7 +49,34 @@ def order(name: str, *arguments: Any) -> bytes:
     shipper.dump(arguments)
     cells = {name for name in shipper.files if name in linecache.cache and not Path(name).exists()}
     sources = {name: linecache.cache[name] for name in cells}
-    return pickle.dumps(tuple(Order(name, file.getvalue(), sources, sys.path, str(Path.cwd()))))
+    return pickle.dumps(
+        tuple(Order(name, file.getvalue(), sources, sys.path, str(Path.cwd()), torch.get_default_dtype()))
+    )
+
+
+class _Finder(Shipper):
+    """Notes the tensors that require a gradient in what it pickles, and leaves out what tensors hold."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO())
+        self.found: dict[int, Tensor] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if value.requires_grad:
+                self.found[id(value)] = value
+            return int, ()
+        return super().reducer_override(value)
+
+
+def weights_in(thing: Any) -> dict[int, Tensor]:
+    """By id, the tensors requiring a gradient that would travel with `thing`; none if it cannot travel."""
+    finder = _Finder()
+    try:
+        finder.dump(thing)
+    except Exception:
+        return {}
+    return finder.found
 
 
 def check_travels(things: Mapping[str, Any]) -> None:

@@ -58,14 +58,16 @@ class Stage:
     def forward(self, microbatch: int, inputs: Any, end: End | None = None) -> Any:
         """What this stage hands on. With an end the last stage also computes the loss, kept in `losses`."""
         keeps_graph = torch.is_grad_enabled() and not self.recompute
+        again = torch.is_grad_enabled() and self.recompute
         with torch.set_grad_enabled(keeps_graph):
-            output, loss = self._compute(microbatch, inputs, end)
+            # a first layer may work in place, and running it again must find the inputs as they came
+            output, loss = self._compute(microbatch, _copy(inputs) if again else inputs, end)
         if loss is not None:
             self.losses.append(loss.detach())
         if keeps_graph:
             edges = _edges(output, loss)
             self._keep(microbatch, inputs, lambda: edges)
-        elif torch.is_grad_enabled():
+        elif again:
             self._keep(microbatch, inputs, lambda: _edges(*self._compute(microbatch, inputs, end)))
             output = self._announce_gradients(inputs, output)
         return output
@@ -104,8 +106,8 @@ class Stage:
             return value, None
         loss = self.loss_fn(value, end.target)
         check_loss(loss)
-        # what counts nothing may be 0 ÷ 0: a microbatch in which every target is ignored
-        return value, loss * end.scale if end.scale else loss.nan_to_num() * 0.0
+        # what counts nothing may be 0 ÷ 0, with NaN for a gradient: a microbatch in which every target is ignored
+        return value, loss * end.scale if end.scale else torch.zeros_like(loss.detach())
 
 
 def seed_for(seed: int, step: int, layer: int, microbatch: int) -> None:
@@ -143,6 +145,10 @@ def _a(value: Any) -> str:
     article = "an" if name[0].lower() in "aeiou" else "a"
     inside = " without a tensor" if isinstance(value, tuple | list | dict) else ""
     return "None" if value is None else f"{article} {name}{inside}"
+
+
+def _copy(value: Any) -> Any:
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, value)
 
 
 def _edges(output: Any, loss: Tensor | None) -> list[GradientEdge | None]:

@@ -9,9 +9,11 @@ import sys
 import sysconfig
 import threading
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.process import parent_process
 from pathlib import Path
+from typing import Any
 
 FOREVER = timedelta(days=365)  # gloo's own timeout; the driver holds the deadline
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
@@ -29,10 +31,20 @@ def die_with_parent() -> None:
 
     threading.Thread(target=watch, daemon=True, name="watch parent").start()
     if sys.platform == "linux" and os.getppid() != parent.pid:
+        _let_go_of_server()
         # Our parent is the forkserver, which ends with the notebook's process. The kernel's own signal also
         # reaches a rank that is stopped or holds the interpreter's lock. (Under spawn it would come when the
         # thread that started us ends, too early.)
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _let_go_of_server() -> None:
+    """multiprocessing hands every child the pipe that keeps the server alive, and so the server would outlive us."""
+    server: Any = forkserver._forkserver
+    alive = getattr(server, "_forkserver_alive_fd", None)
+    if alive is not None:
+        os.close(alive)
+        server._forkserver_alive_fd = None
 
 
 def sleep_precisely() -> None:

@@ -19,6 +19,7 @@ from ppcourse.runtime.prepare import (
     check_function,
     check_options,
     check_trains,
+    check_weights,
     cut,
     resolve_plan,
 )
@@ -71,6 +72,7 @@ def train(
     check_function(optimizer, "optimizer", "torch.optim.SGD or functools.partial(torch.optim.AdamW, lr=1e-3)")
     kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
     check_count(steps, "steps")
+    check_weights(made, loss_fn)
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"clip_norm is {clip_norm!r}; it is a number above 0, or None for no limit.")
 

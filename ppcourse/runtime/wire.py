@@ -57,11 +57,18 @@ class _Unpickler(pickle.Unpickler):
         return self.tensors[place]
 
 
-def pack(value: Any, kind: int = 0, stage: int = 0, microbatch: int = 0, room: int = 0) -> Tensor:
-    """`value` as a flat uint8 tensor of at least `room` bytes. Raises TypeError for a tensor that is not strided."""
+def pack(
+    value: Any, kind: int = 0, stage: int = 0, microbatch: int = 0, room: int = 0, visible: int | None = None
+) -> Tensor:
+    """`value` as a flat uint8 tensor of at least `room` bytes.
+
+    Raises TypeError for a tensor that is not strided, and if there are other than `visible` tensors.
+    """
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(value)
+    if visible is not None and len(pickler.tensors) != visible:
+        raise TypeError("a tensor inside an object cannot cross with its gradient; hand on tensors, or tuples of them.")
     tensors = [tensor.detach() for tensor in pickler.tensors]
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.is_quantized:

@@ -76,7 +76,8 @@ class Worker:
         return self.job.trainer.update()
 
     def gradients(self) -> dict[str, Tensor | None]:
-        return {name: p.grad for name, p in self.model.named_parameters(remove_duplicate=False)}
+        named = self.model.named_parameters(remove_duplicate=False)
+        return {name: p.grad.to_dense() if p.grad is not None and p.grad.is_sparse else p.grad for name, p in named}
 
     def state(self) -> dict[str, Tensor]:
         """Weights and buffers."""
