@@ -54,6 +54,7 @@ class Pool:
             self.pipes: list[Connection] = []
             self.processes: list[BaseProcess] = []
             self.alive = True
+            self.used = False  # by a run before
             self._start(folder)
         finally:
             remove_folder(folder)

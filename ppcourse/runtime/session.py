@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ppcourse.analysis.timeline import Span, Timeline
+from ppcourse.runtime.errors import RankError
 from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.prepare import Cut, check_all_travel
 from ppcourse.runtime.ranks import START_TIMEOUT, Pool, in_use, pool_of
@@ -68,18 +69,38 @@ def session(cut: Cut, jobs: Callable[[int], Job], timeout: float) -> Iterator[Se
 
 
 def _on_a_pool(cut: Cut, orders: Sequence[bytes], job: Job, timeout: float) -> Iterator[Session]:
-    pool = pool_of(cut.plan.num_ranks)
+    pool = _opened(cut, orders, job, timeout)
     try:
-        # a rank's first optimizer makes torch import for seconds, which is no hang
-        pool.call(orders, cut.plan, timeout if job.trainer is None else max(timeout, START_TIMEOUT))
         yield Session(cut, pool, job.pace is not None, timeout)
         pool.call([order("close")] * pool.num_ranks, cut.plan, timeout)
     except BaseException:
         pool.kill()
         raise
     finally:
-        if said := pool.say():
-            print(said, file=sys.stdout, flush=True)
+        _show(pool)
+
+
+def _opened(cut: Cut, orders: Sequence[bytes], job: Job, timeout: float) -> Pool:
+    """A pool whose ranks have opened their jobs."""
+    # a rank's first optimizer makes torch import for seconds, which is no hang
+    patience = timeout if job.trainer is None else max(timeout, START_TIMEOUT)
+    pool = pool_of(cut.plan.num_ranks)
+    try:
+        pool.call(orders, cut.plan, patience)
+    except RankError as error:
+        _show(pool)
+        if not pool.used or error.traceback:
+            raise
+        # one of the ranks kept from the last run was ended in between, a moment ago
+        pool = pool_of(cut.plan.num_ranks)
+        pool.call(orders, cut.plan, patience)
+    pool.used = True
+    return pool
+
+
+def _show(pool: Pool) -> None:
+    if said := pool.say():
+        print(said, file=sys.stdout, flush=True)
 
 
 def _sum_of_copies(by_rank: Sequence[dict[str, Tensor | None]], aliases: Sequence[str]) -> Tensor | None:
