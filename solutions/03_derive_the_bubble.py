@@ -426,7 +426,8 @@ assert min(steps.values()) < min(steps[1], steps[256])
 # %%
 best = min(steps, key=steps.get)
 ms = {m: [1e3 * t_f, 1e3 * t_b / 2, 1e3 * t_b / 2] for m, (t_f, t_b) in times.items()}
-pp.gantt(*[pp.simulate(pp.build("gpipe", p=4, m=m), pp.Costs(*ms[m])) for m in (1, best, 256)])
+three = [pp.simulate(pp.build("gpipe", p=4, m=m), pp.Costs(*ms[m])) for m in (1, best, 256)]
+pp.gantt(*three, title=f"m = 1, {best} and 256; times in ms")
 
 # %% [markdown]
 # ## Say it in an interview
