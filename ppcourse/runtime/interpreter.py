@@ -69,7 +69,7 @@ class Interpreter:
             end = self.clock.end(action)
             if parcel:
                 self.link.send(parcel)
-            del given, result
+            del given, result, parcel
             self.meter.boundary()
             self.step.spans.append(Span(self.rank, action, start, end))
             self.step.peak_held = max(self.step.peak_held, sum(len(s.stash) for s in self.stages.values()))
