@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toys import SCHEDULES, assert_same, by_value, classifier, counted, loss_sum, rows_of
+from toys import SCHEDULES, assert_same, by_value, classifier, counted, loss_sum, rows_of, tied
 
 import ppcourse as pp
 from ppcourse.schedules.channels import channels
@@ -223,21 +223,6 @@ def test_a_model_in_which_nothing_needs_a_gradient_runs() -> None:
     result = pp.run("1f1b", model, inputs, targets, p=3, m=2, loss_fn=F.cross_entropy)
     assert not any(result.grads.values())
     assert_same(result, pp.reference_step(model, inputs, targets, loss_fn=F.cross_entropy))
-
-
-class Head(nn.Module):
-    def __init__(self, embedding: nn.Embedding) -> None:
-        super().__init__()
-        self.weight = embedding.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight.t()
-
-
-def tied() -> nn.Sequential:
-    torch.manual_seed(3)
-    embedding = nn.Embedding(3, 5)
-    return nn.Sequential(embedding, nn.Linear(5, 5), nn.Tanh(), Head(embedding)).double()
 
 
 @pytest.mark.parametrize("p", [1, 2, 4])

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toys import by_value, classifier, counted, no_rank_starts, rows_of
+from toys import by_value, classifier, counted, no_rank_starts, rows_of, tied
 
 import ppcourse as pp
 
@@ -21,23 +21,6 @@ OPTIMIZERS = {
     "AdamW": functools.partial(torch.optim.AdamW, lr=0.05),
 }
 Batches = list[tuple[Tensor, Tensor]]
-
-
-class Head(nn.Module):
-    def __init__(self, embedding: nn.Embedding) -> None:
-        super().__init__()
-        self.weight = embedding.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight.t()
-
-
-def tied() -> nn.Sequential:
-    """First and last layer share a weight; the layer between them that stands alone at p = 4 has none."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        embedding = nn.Embedding(3, 5)
-        return nn.Sequential(embedding, nn.Linear(5, 5), nn.Tanh(), Head(embedding)).double()
 
 
 def tokens(*sizes: int) -> Batches:

@@ -26,6 +26,26 @@ def by_value(module: str) -> None:
     cloudpickle.register_pickle_by_value(sys.modules[module])
 
 
+by_value(__name__)
+
+
+class Head(nn.Module):
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.weight = embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.t()
+
+
+def tied() -> nn.Sequential:
+    """First and last layer share a weight; the layer between them that stands alone at p = 4 has none."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        embedding = nn.Embedding(3, 5)
+        return nn.Sequential(embedding, nn.Linear(5, 5), nn.Tanh(), Head(embedding)).double()
+
+
 def classifier(width: int = 5, classes: int = 3, seed: int = 0) -> nn.Sequential:
     """Six layers, no two alike, from [rows, 4] to logits [rows, 3]; stages of it are never equal."""
     with torch.random.fork_rng(devices=[]):

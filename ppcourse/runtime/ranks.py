@@ -103,7 +103,7 @@ class Pool:
         return self.alive and all(process.is_alive() for process in self.processes)
 
     def kill(self) -> None:
-        """End every process, now."""
+        """End every process, now. What they printed can still be asked for."""
         self.alive = False
         for process in self.processes:
             if process.pid is not None:
