@@ -1,5 +1,6 @@
 """What a pipeline cannot honour is refused by name; what looks odd but is legal gives the unsplit model's numbers."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import psutil
@@ -17,6 +19,7 @@ from toys import by_value
 
 import ppcourse as pp
 import ppcourse.runtime.result
+from ppcourse.runtime import ranks
 
 by_value(__name__)
 MSE = nn.MSELoss()
@@ -215,6 +218,23 @@ def test_a_stopped_rank_does_not_outlive_a_killed_parent(tmp_path: Path) -> None
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(alive, pids))
+
+
+class Exits(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        print("going", flush=True)
+        os._exit(3)
+
+
+def test_a_failed_pool_closes_its_files_and_still_says_what_was_printed(batch, capsys) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        with pytest.raises(pp.RankError):
+            pp.run("gpipe", [*layers(1), Exits()], *batch, loss_fn=MSE, p=2, m=2)
+        ranks.close_all()
+        gc.collect()
+    assert "[rank 1] going" in capsys.readouterr().out
+    assert not [warning for warning in caught if "ppcourse-" in str(warning.message)]
 
 
 def alive(pid: int) -> bool:

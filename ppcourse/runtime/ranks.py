@@ -93,8 +93,8 @@ class Pool:
     def say(self) -> str:
         """What the ranks have printed since the last time, rank by rank."""
         said = []
-        for rank, log in enumerate(self.logs):
-            text, self.unsaid[rank] = self.unsaid[rank] + log.read(), ""
+        for rank in range(self.num_ranks):
+            text, self.unsaid[rank] = self.unsaid[rank] + self._printed(rank), ""
             said += [f"[rank {rank}] {line.rstrip()}" for line in text.splitlines()]
         return "\n".join(said)
 
@@ -114,6 +114,12 @@ class Pool:
                 process.join(5)
         for pipe in self.pipes:
             pipe.close()
+        for rank, log in enumerate(self.logs):
+            self.unsaid[rank] += self._printed(rank)
+            log.close()
+
+    def _printed(self, rank: int) -> str:
+        return "" if self.logs[rank].closed else self.logs[rank].read()
 
     def _collect(self, plan: Schedule | None, timeout: float) -> list[Any]:
         """One answer of each rank, while watching pipes, processes and the board."""
