@@ -6,6 +6,7 @@ drawn nor what is expected of it leans on the code under test.
 
 import random
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -86,12 +87,30 @@ def random_orders(draw: st.DrawFn) -> Schedule:
     return random_order(rng, random_homes(rng), rng.randint(1, 5))
 
 
+CHOOSES_V = ("interleaved", "breadth-first")
+
+
+def allowed(name: str, p: int, m: int) -> tuple[int, int]:
+    """The counts that `name` can have near these: DualPipe wants many microbatches, and even numbers."""
+    if name == "dualpipe":
+        p += p % 2
+        return p, 2 * p + 2 * (m // 3)
+    return (p, 2 * p + m // 3) if name == "dualpipe-v" else (p, m)
+
+
 @st.composite
-def built_plans(draw: st.DrawFn) -> Schedule:
-    return build(draw(st.sampled_from(list(SCHEDULES))), draw(ranks), draw(microbatches))
+def built_plans(draw: st.DrawFn, names: Sequence[str] = tuple(SCHEDULES)) -> Schedule:
+    name = draw(st.sampled_from(list(names)))
+    p, m = allowed(name, draw(ranks), draw(microbatches))
+    return build(name, p, m, draw(st.integers(1, 3)) if name in CHOOSES_V else None)
 
 
 plans = st.one_of(built_plans(), random_orders())
+
+
+def letters(plan: Schedule) -> str:
+    """The ops of a plan: "FB", or "FIW" where every backward is split."""
+    return "".join(sorted({action.op.value for row in plan.rows for action in row}, key="FBIW".index))
 
 
 @st.composite

@@ -1,13 +1,19 @@
 """One execution of a plan, in an order that its rules allow."""
 
+from collections.abc import Iterator
+
 from hypothesis import given
 from strategies import made, needed, plans, quick
 
 from ppcourse.schedules import build
-from ppcourse.schedules.action import Action
 from ppcourse.schedules.dependencies import Result
 from ppcourse.schedules.replay import Replay
 from ppcourse.schedules.schedule import Schedule
+
+
+def steps(replay: Replay) -> Iterator[tuple[int, int]]:
+    """(rank, position) of each action, in the order in which they run."""
+    return ((rank, position) for rank, stretch in replay for position in stretch)
 
 
 @quick
@@ -15,7 +21,8 @@ from ppcourse.schedules.schedule import Schedule
 def test_a_legal_plan_is_run_to_its_end_and_nothing_runs_before_what_it_needs(plan: Schedule) -> None:
     known = set()
     places = []
-    for rank, position, _ in (replay := Replay(plan)):
+    replay = Replay(plan)
+    for rank, position in steps(replay):
         action = plan.rows[rank][position]
         assert needed(action, plan.num_stages) <= known
         known |= made(action)
@@ -27,11 +34,11 @@ def test_a_legal_plan_is_run_to_its_end_and_nothing_runs_before_what_it_needs(pl
     assert replay.missing() == {}
 
 
-def test_what_a_step_needed_is_given_with_it() -> None:
+def test_each_step_knows_what_it_needs() -> None:
     replay = Replay(build("gpipe", 2, 1))
-    steps = {str(replay.plan.rows[rank][position]): needs for rank, position, needs in replay}
-    number_of = {text: replay.numbering.results(Action.parse(text))[0] for text in steps}
-    assert steps == {
+    number_of = {str(a): replay.numbering.results(a)[0] for row in replay.plan.rows for a in row}
+    needs = {str(replay.plan.rows[rank][n]): replay.needs(rank, n) for rank in (0, 1) for n in (0, 1)}
+    assert needs == {
         "0F0": [],
         "1F0": [number_of["0F0"]],
         "1B0": [number_of["1F0"]],
@@ -39,10 +46,15 @@ def test_what_a_step_needed_is_given_with_it() -> None:
     }
 
 
+def test_a_rank_runs_as_far_as_it_can() -> None:
+    stretches = list(Replay(build("1f1b", 2, 2)))
+    assert stretches == [(0, range(2)), (1, range(4)), (0, range(2, 4))]
+
+
 def test_a_plan_that_stops_tells_where_each_rank_stands_and_what_it_waits_for() -> None:
     plan = Schedule.from_text("0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0")
     replay = Replay(plan)
-    assert [str(plan.rows[rank][position]) for rank, position, _ in replay] == ["0F0"]
+    assert [str(plan.rows[rank][position]) for rank, position in steps(replay)] == ["0F0"]
     assert replay.stopped == [1, 0]
     describe = replay.numbering.describe
     waits = {rank: [describe(number) for number in needs] for rank, needs in replay.missing().items()}
@@ -51,20 +63,20 @@ def test_a_plan_that_stops_tells_where_each_rank_stands_and_what_it_waits_for() 
 
 def test_a_rank_that_finished_waits_for_nothing() -> None:
     replay = Replay(Schedule.from_text("0F0 0F1\n1F0 1B0 1B1 1F1 0B0 0B1"))
-    assert len(list(replay)) == 4
+    assert len(list(steps(replay))) == 4
     assert set(replay.missing()) == {1}
 
 
-def test_an_overlapped_pair_is_one_step_with_the_needs_of_both() -> None:
+def test_an_overlapped_pair_waits_for_the_needs_of_both() -> None:
     plan = Schedule.from_text("0F0 0F1 0F2+0B0 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2")
-    steps = {(rank, position): len(needs) for rank, position, needs in Replay(plan)}
-    assert (0, 3) not in steps
-    assert steps[0, 2] == 2  # nothing for the F of the first stage, two for the B
-    assert len(steps) == 11
+    replay = Replay(plan)
+    assert len(replay.needs(0, 2)) == 2  # nothing for the F of the first stage, two for the B
+    assert next(iter(replay)) == (0, range(2))
+    assert [str(action) for action in replay.together(0, 2)] == ["0F2", "0B0"]
 
 
 def test_what_a_pair_leaves_behind_is_there_for_other_ranks() -> None:
     rows = ["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1+1B0 1F2+1B1 1B2", "2F0 2B0 2F1 2B1 2F2 2B2"]
     replay = Replay(Schedule.from_rows(rows))
-    assert len(list(replay)) == 16
+    assert len(list(steps(replay))) == 18
     assert replay.stopped == [6, 6, 6]

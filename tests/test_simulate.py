@@ -33,8 +33,6 @@ from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
 
 DATA = Path(__file__).parent / "data"
-TABLES = json.loads((DATA / "zero_bubble_1f1b.json").read_text())["tables"]
-ZERO_BUBBLE = [row for table in TABLES for row in table["rows"]]
 UNIT_COSTS = json.loads((DATA / "unit_costs.json").read_text())["rows"]
 
 
@@ -163,14 +161,6 @@ def test_a_last_stage_half_as_long_again_costs_every_rank(name: str) -> None:
     longer = [1, 1, 1, 1.5]
     assert simulate(build(name, 4, 8)).makespan == 33
     assert simulate(build(name, 4, 8), Costs(longer, longer, longer)).makespan == 45
-
-
-@pytest.mark.parametrize("row", ZERO_BUBBLE, ids=lambda row: f"{row['model']} p={row['p']} m={row['m']}")
-def test_the_1f1b_column_of_the_zero_bubble_tables(row: dict[str, float]) -> None:
-    costs = Costs(row["T_F"], row["T_B"], row["T_W"], comm=row["T_comm"])
-    timeline = simulate(build("1f1b", row["p"], row["m"]), costs)
-    assert timeline.makespan == row["cost"]
-    assert round(timeline.bubble_rate, 4) == row["bubble_rate"]
 
 
 @pytest.mark.parametrize("row", UNIT_COSTS, ids=lambda row: f"{row['schedule']} p={row['p']} m={row['m']}")

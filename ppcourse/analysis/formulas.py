@@ -65,3 +65,38 @@ def gpipe_in_flight(p: int, m: int) -> tuple[int, ...]:
 def one_f_one_b_in_flight(p: int, m: int) -> tuple[int, ...]:
     """min(m, p − rank): the warm-up and one more. Narayanan et al. 2021, §2.2."""
     return tuple(min(m, p - rank) for rank in range(p))
+
+
+def interleaved_in_flight(p: int, m: int, v: int) -> tuple[float, ...]:
+    """In microbatches of a rank's full activation: the warm-up's 2 (p − 1 − rank) + (v − 1) p chunks and one more,
+    but no more than the v m there are; a chunk is 1 ÷ v of it.
+
+    On rank 0 that is 1 + (p − 1) ÷ (p v) of 1F1B's p (Korthikanti et al. 2022, §4.2.3). m a multiple of p.
+    """
+    chunks = (min(v * m, 2 * (p - 1 - rank) + (v - 1) * p + 1) for rank in range(p))
+    return tuple(held / v for held in chunks)
+
+
+def zb_h1_bubble_time(p: int, forward: float, input_grad: float, weight_grad: float) -> float:
+    """(p − 1)(t_f + t_i − t_w): the bubble of ZB-H1, within the longest stage time and within the makespan.
+
+    Exact for equal stages, free hops, t_w ≤ min(t_f, t_i) and m ≥ 2p. Qi et al. 2024 (Zero Bubble), §2, which
+    writes T_B for our t_i.
+    """
+    return (p - 1) * (forward + input_grad - weight_grad)
+
+
+def zb_h2_bubble_time(p: int, forward: float, input_grad: float, weight_grad: float) -> float:
+    """(p − 1)(t_f + t_i − 2 t_w): the bubble of ZB-H2 within the longest stage time. Conditions and source as for
+    ZB-H1."""
+    return (p - 1) * (forward + input_grad - 2 * weight_grad)
+
+
+def dualpipe_bubble_time(p: int, backward: float, weight_grad: float, overlap: float) -> float:
+    """(p ÷ 2 − 1)(F&B + B − 3 W): the bubble of DualPipe; B is the full backward, F&B an overlapped pair.
+
+    p is the number of stages (twice the ranks in DualPipeV). Of the rank with the largest bubble, with free hops
+    and F&B ≤ F + B: exact if F = B − W = W, an upper bound if neither F nor W is longer than B − W (in all cases
+    tried); elsewhere it can be too low. DeepSeek-V3 report, §3.2.1, Table 2.
+    """
+    return (p / 2 - 1) * (overlap + backward - 3 * weight_grad)

@@ -23,8 +23,11 @@ class Costs:
     weight_grad  W: the gradient of the stage's weights; B lasts `input_grad + weight_grad`
     comm         one hop from rank to rank: occupies neither rank, and hops do not queue
     overlap      an overlapped pair F&B; by default as long as F and B one after the other
+    size         what a stage hands on for one microbatch, and the gradient that comes back for it, in bytes
+    bandwidth    bytes in one unit of time from a rank to another; given, a message takes size ÷ bandwidth and
+                 then comm, and messages from one rank to the same other rank queue; None: only comm counts
 
-    Raises ValueError for what is not a finite number of at least 0.
+    Raises ValueError for what is not a finite number of at least 0, and for a bandwidth of 0.
     """
 
     forward: PerStage = 1.0
@@ -32,18 +35,22 @@ class Costs:
     weight_grad: PerStage = 1.0
     comm: float = 0.0
     overlap: PerStage | None = None
+    size: PerStage = 0.0
+    bandwidth: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is None and field.name == "overlap":
+            if value is None and field.name in ("overlap", "bandwidth"):
                 continue
-            one_only = field.name == "comm"
+            one_only = field.name in ("comm", "bandwidth")
             for number in [value] if one_only or not isinstance(value, Sequence) else value:
                 if not (isinstance(number, Real) and math.isfinite(number) and float(number) >= 0):
                     lists = "" if one_only else ", or a list of one a stage"
                     right = f"it must be a finite number of at least 0{lists}"
                     raise ValueError(f"Costs.{field.name} is {number!r}; {right}.")
+        if self.bandwidth == 0:
+            raise ValueError("Costs.bandwidth is 0, and nothing would ever arrive; leave it out if only comm counts.")
 
     def durations(self, num_stages: int) -> dict[Op, tuple[float, ...]]:
         """How long each op lasts, stage by stage.
@@ -59,6 +66,11 @@ class Costs:
     def overlaps(self, num_stages: int) -> tuple[float, ...] | None:
         """How long an overlapped pair lasts, by the stage of its F; None: as long as its F and its B."""
         return None if self.overlap is None else self._per_stage("overlap", num_stages)
+
+    def transfers(self, num_stages: int) -> tuple[float, ...]:
+        """How long what each stage hands on occupies the way to another rank."""
+        sizes = self._per_stage("size", num_stages)
+        return tuple(size / self.bandwidth if self.bandwidth else 0.0 for size in sizes)
 
     def _per_stage(self, name: str, num_stages: int) -> tuple[float, ...]:
         value = getattr(self, name)

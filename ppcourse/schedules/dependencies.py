@@ -10,9 +10,8 @@ actions need it:
 all of the same microbatch. What a first or a last stage would need from beyond the model it does not need.
 """
 
-from collections.abc import Iterator
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ppcourse.schedules.action import Action, Op
 
@@ -47,28 +46,45 @@ RESULTS: dict[Op, tuple[Result, ...]] = {
 }
 
 
+AWAITED = {rule.result for rules in RULES.values() for rule in rules}  # nobody waits for a WEIGHT_GRAD
+
+Bases: TypeAlias = dict[Op, tuple[int, ...]]
+"""By op and stage, the number of a result of microbatch 0; add the microbatch."""
+
+
 class Numbering:
     """Results as dense whole numbers, so that a million actions need lists and no dictionaries.
 
     (result, stage, microbatch) has the number (result · num_stages + stage) · num_microbatches + microbatch.
+    From `size` to `room` are numbers of nothing, so that loops over actions need not ask whether there is
+    something: first those that are needed where nothing is, then those left behind where nothing is.
+
+    bases    all that an action leaves behind
+    own      what an action needs of its own stage
+    across   what it needs of another stage; by the rules that is one result at most
+    leaves   what it leaves behind that others wait for
     """
 
     def __init__(self, num_stages: int, num_microbatches: int) -> None:
         self.num_stages, self.num_microbatches = num_stages, num_microbatches
         self.size = len(Result) * num_stages * num_microbatches
+        self.room = self.size + 2 * num_microbatches
         stages = range(num_stages)
-        self._results = {op: tuple(tuple(self._of(r, s) for r in RESULTS[op]) for s in stages) for op in Op}
-        self._needs = {op: tuple(tuple(self._needed(op, s)) for s in stages) for op in Op}
+        self.bases = {op: tuple(tuple(self._of(r, s) for r in RESULTS[op]) for s in stages) for op in Op}
+        self.own: Bases = {op: tuple(self._needed(op, s, across=False) for s in stages) for op in Op}
+        self.across: Bases = {op: tuple(self._needed(op, s, across=True) for s in stages) for op in Op}
+        self.leaves: Bases = {op: tuple(self._left(op, s) for s in stages) for op in Op}
 
     def results(self, action: Action) -> list[int]:
         """The numbers of what `action` leaves behind."""
         stage, op, microbatch = action
-        return [base + microbatch for base in self._results[op][stage]]
+        return [base + microbatch for base in self.bases[op][stage]]
 
     def needs(self, action: Action) -> list[int]:
         """The numbers that must be done before `action` may start."""
         stage, op, microbatch = action
-        return [base + microbatch for base in self._needs[op][stage]]
+        bases = (self.own[op][stage], self.across[op][stage])
+        return [base + microbatch for base in bases if base < self.size]
 
     def describe(self, number: int) -> tuple[Result, int, int]:
         """(result, stage, microbatch) of a number."""
@@ -79,7 +95,13 @@ class Numbering:
     def _of(self, result: Result, stage: int) -> int:
         return (result * self.num_stages + stage) * self.num_microbatches
 
-    def _needed(self, op: Op, stage: int) -> Iterator[int]:
+    def _needed(self, op: Op, stage: int, across: bool) -> int:
         for offset, result in RULES[op]:
-            if 0 <= stage + offset < self.num_stages:
-                yield self._of(result, stage + offset)
+            if bool(offset) is across and 0 <= stage + offset < self.num_stages:
+                return self._of(result, stage + offset)
+        return self.size
+
+    def _left(self, op: Op, stage: int) -> int:
+        return next(
+            (self._of(result, stage) for result in RESULTS[op] if result in AWAITED), self.size + self.num_microbatches
+        )

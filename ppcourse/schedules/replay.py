@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ppcourse.schedules.action import Action
 from ppcourse.schedules.dependencies import Numbering
 from ppcourse.schedules.schedule import Schedule
 
@@ -9,10 +10,10 @@ from ppcourse.schedules.schedule import Schedule
 class Replay:
     """Iterate to execute `plan`: each rank goes through its row and waits where what it needs is not done.
 
-    Yields (rank, position, needs): what ran, and the numbers (see Numbering) that it needed, all of which
-    ran before. An overlapped pair is yielded once, at its F, with the needs of both. Ends when no rank can
-    go on: `stopped[rank]` is then the position at which the rank stands, the length of its row if it
-    finished.
+    Yields (rank, stretch): the positions, a range, that a rank runs before it waits again or is done. All that
+    they need comes earlier in the same stretch or in a stretch before. An overlapped pair runs when both its
+    actions may. Ends when no rank can go on: `stopped[rank]` is then the position at which the rank stands,
+    the length of its row if it finished.
 
     Linear in the number of actions. Every action must be in range (validate makes sure of it first).
     """
@@ -21,40 +22,46 @@ class Replay:
         self.plan = plan
         self.numbering = Numbering(plan.num_stages, plan.num_microbatches)
         self.stopped = [0] * plan.num_ranks
+        self.pairs: list[set[int]] = [set() for _ in plan.rows]  # of each rank, where its overlapped pairs start
+        for rank, position in plan.overlapped:
+            self.pairs[rank].add(position)
 
-    def __iter__(self) -> Iterator[tuple[int, int, list[int]]]:
-        done = bytearray(self.numbering.size)
+    def __iter__(self) -> Iterator[tuple[int, range]]:
+        own, across, leaves = self.numbering.own, self.numbering.across, self.numbering.leaves
+        done = bytearray(self.numbering.room)
+        done[self.numbering.size :] = b"\1" * (self.numbering.room - self.numbering.size)
         sleepers: dict[int, list[int]] = {}  # number → ranks that wait for it
         awake = list(reversed(range(self.plan.num_ranks)))
         while awake:
             rank = awake.pop()
-            end = len(self.plan.rows[rank])
-            while (position := self.stopped[rank]) < end:
-                results, needs = self.look(rank, position)
-                missing = next((need for need in needs if not done[need]), None)
-                if missing is not None:
-                    sleepers.setdefault(missing, []).append(rank)
+            row, pairs, begin = self.plan.rows[rank], self.pairs[rank], self.stopped[rank]
+            position = begin
+            for position in range(begin, len(row)):
+                stage, op, i = row[position]
+                need = across[op][stage] + i
+                if done[need]:
+                    need = own[op][stage] + i
+                if pairs and position in pairs:
+                    need = next((need for need in self.needs(rank, position) if not done[need]), need)
+                if not done[need]:
+                    sleepers.setdefault(need, []).append(rank)
                     break
-                self.stopped[rank] = position + self.size(rank, position)
-                yield rank, position, needs
-                for number in results:
-                    done[number] = 1
-                    if number in sleepers:
-                        awake += sleepers.pop(number)
+                number = leaves[op][stage] + i
+                done[number] = 1
+                if number in sleepers:
+                    awake += sleepers.pop(number)
+            else:
+                position = len(row)
+            self.stopped[rank] = position
+            yield rank, range(begin, position)
 
-    def size(self, rank: int, position: int) -> int:
-        """How many actions start together at `position`: 2 for an overlapped pair."""
-        return 2 if self.plan.overlapped and (rank, position) in self.plan.overlapped else 1
+    def together(self, rank: int, position: int) -> tuple[Action, ...]:
+        """The actions that start together at `position`: two for an overlapped pair."""
+        return self.plan.rows[rank][position : position + 1 + (position in self.pairs[rank])]
 
-    def look(self, rank: int, position: int) -> tuple[list[int], list[int]]:
-        """What the action at `position` leaves behind, and what it needs; for an overlapped pair, of both."""
-        row = self.plan.rows[rank]
-        action = row[position]
-        results, needs = self.numbering.results(action), self.numbering.needs(action)
-        if self.size(rank, position) == 2:
-            other = row[position + 1]
-            return results + self.numbering.results(other), needs + self.numbering.needs(other)
-        return results, needs
+    def needs(self, rank: int, position: int) -> list[int]:
+        """The numbers that must be done before what starts at `position` may start."""
+        return [number for action in self.together(rank, position) for number in self.numbering.needs(action)]
 
     def missing(self) -> dict[int, list[int]]:
         """After the end: for each rank that stands still, what it waits for."""
@@ -65,7 +72,7 @@ class Replay:
             for action in row[: self.stopped[rank]]:
                 done.update(self.numbering.results(action))
         return {
-            rank: [need for need in self.look(rank, position)[1] if need not in done]
+            rank: [need for need in self.needs(rank, position) if need not in done]
             for rank, position in enumerate(self.stopped)
             if position < len(self.plan.rows[rank])
         }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ppcourse.schedules.action import Action, Op
-from ppcourse.schedules.placement import Placement, table
+from ppcourse.schedules.placement import Placement, bidirectional, table
 
 Row: TypeAlias = str | Iterable[str | Action]
 """What a learner may type for one rank: `"0F0 0F1 0B0 0B1"`, `["0F0", "0F1"]`, or actions."""
@@ -18,7 +18,8 @@ ReadRow: TypeAlias = tuple[list[Action], set[int]]
 """The actions of one row, and the positions of the F of each overlapped pair."""
 
 OVERLAP_CELL = re.compile(r"\(([^;()]+);([^;()]+)\)OVERLAP_F_B")
-NOT_AN_ACTION = re.compile(r"^\s*\d+(UNSHARD|RESHARD|REDUCE_GRAD)\s*$")
+IDLE = "."
+BETWEEN_ACTIONS = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB]\d+)")  # what PyTorch adds
 
 
 class ScheduleError(ValueError):
@@ -66,11 +67,12 @@ class Schedule:
 
     def to_text(self) -> str:
         """One line a rank, actions separated by blanks; an overlapped pair is written `0F4+3B1`."""
-        return "\n".join(" ".join(self._cells(rank, "{}+{}")) for rank in range(self.num_ranks))
+        return "\n".join(" ".join(self._cells(rank, "{}+{}")) or IDLE for rank in range(self.num_ranks))
 
     @classmethod
     def from_text(cls, text: str, name: str = "mine") -> "Schedule":
-        """The plan that `text` writes down, one line a rank; blank lines and `# remarks` are skipped.
+        """The plan that `text` writes down, one line a rank; blank lines, `# remarks` and dots (idle slots, as
+        in a drawing) are skipped.
 
         Counts and placement are taken from the actions. Raises ScheduleError for what is not an action;
         whether the plan obeys the rules is for `validate` to say.
@@ -86,24 +88,39 @@ class Schedule:
         return _inferred(name, read)
 
     def to_csv(self, path: str | Path) -> None:
-        """Write torch.distributed.pipelining's compute-only CSV: one line a rank, one cell an action."""
-        with Path(path).open("w", newline="") as file:
+        """Write torch.distributed.pipelining's compute-only CSV: one line a rank, one cell an action.
+
+        Raises ScheduleError, and writes nothing, for a plan that torch has no place for: a stage on two ranks, a
+        rank that does nothing, no backward.
+        """
+        if misfit := self._misfit():
+            raise ScheduleError(f"{misfit}, so {self.name} cannot be written as its CSV.")
+        with Path(path).open("w", newline="", encoding="ascii") as file:
             writer = csv.writer(file)
             writer.writerows(self._cells(rank, "({};{})OVERLAP_F_B") for rank in range(self.num_ranks))
 
     @classmethod
     def from_csv(cls, path: str | Path, name: str | None = None) -> "Schedule":
-        """Read what torch's schedules dump (compute-only).
+        """Read what torch's schedules dump, compute-only or with communication.
 
-        Skipped are empty cells, its idle slots, and what it does to a stage's weights between actions.
-        Raises ScheduleError naming line and column of a cell that is not an action.
+        Skipped are idle slots, blank lines, and what torch adds between actions: sends and receives, which follow
+        from the actions, and what it does to a stage's weights. Raises ScheduleError for a file without actions,
+        and, naming line and column, for a cell that torch would not write.
         """
         path = Path(path)
-        with path.open(newline="") as file:
-            lines = enumerate(csv.reader(file), 1)
-            plain = ((line, [NOT_AN_ACTION.sub("", cell) for cell in cells]) for line, cells in lines)
-            read = [_read_row(cells, f"{path.name}, line {line}", "column") for line, cells in plain]
+        read = [_read_row(cells, f"{path.name}, line {line}", "column") for line, cells in _lines(path)]
+        if not any(actions for actions, _ in read):
+            raise ScheduleError(f"{path.name} has no actions; write one line a rank and one cell an action: `0F0,0B0`.")
         return _inferred(name or path.stem, read)
+
+    def _misfit(self) -> str | None:
+        """What PyTorch has no place for, the start of a sentence."""
+        if self.placement.opposite:
+            homes = sorted({self.placement.ranks[0], self.placement.opposite[0]})
+            return f"Stage 0 lives on ranks {' and '.join(map(str, homes))}, and PyTorch has one rank for a stage"
+        if () in self.rows:
+            return f"Rank {self.rows.index(())} does nothing, and PyTorch takes no empty rows"
+        return None if self.trains else "There is no backward, and PyTorch takes no plan without one"
 
     def _cells(self, rank: int, pair: str) -> list[str]:
         cells, row = [], iter(enumerate(self.rows[rank]))
@@ -118,6 +135,22 @@ def forward_only(plan: Schedule) -> Schedule:
     """The same order without backward, for evaluation."""
     rows = tuple(tuple(action for action in row if action.op is Op.F) for row in plan.rows)
     return Schedule(f"{plan.name} (forward only)", plan.placement, plan.num_microbatches, rows)
+
+
+def _lines(path: Path) -> list[tuple[int, list[str]]]:
+    """The lines of a CSV and their numbers; without blank ones, and without what is between actions."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a mark at its beginning
+            lines = list(enumerate(csv.reader(file), 1))
+    except UnicodeDecodeError:
+        raise ScheduleError(f"{path.name} is not text in UTF-8; save it as that.") from None
+    except csv.Error as error:
+        raise ScheduleError(f"{path.name} is not a CSV: {error}.") from None
+    return [
+        (line, ["" if BETWEEN_ACTIONS.fullmatch(cell.strip()) else cell for cell in cells])
+        for line, cells in lines
+        if len(cells) > 1 or "".join(cells).strip()
+    ]
 
 
 def _read_row(cells: Sequence[str | Action], where: str, unit: str = "position") -> ReadRow:
@@ -140,9 +173,11 @@ def _read_cell(cell: str | Action) -> list[Action]:
     if isinstance(cell, Action):
         return [cell._replace(op=Op(cell.op))]  # a learner may have written "F" for Op.F
     text = str(cell).strip()
+    if text in ("", IDLE):
+        return []
     joined = OVERLAP_CELL.fullmatch(text)
     parts = joined.groups() if joined else text.split("+", 1)
-    return [Action.parse(part) for part in parts] if text else []
+    return [Action.parse(part) for part in parts]
 
 
 def _inferred(name: str, read: Sequence[ReadRow]) -> Schedule:
@@ -155,11 +190,26 @@ def _inferred(name: str, read: Sequence[ReadRow]) -> Schedule:
     if max(last.stage, last.microbatch) >= len(everything):
         counting = "stages and microbatches count from 0 without gaps"
         raise ScheduleError(f"The plan names {last}, but has too few actions to reach that far: {counting}.")
-    # The rank that runs most forwards of a stage holds it, so that one slip does not move a stage.
+    overlapped = frozenset((rank, place) for rank, (_, pairs) in enumerate(read) for place in pairs)
+    m = 1 + max(action.microbatch for action in everything)
+    return Schedule(name, _placement(rows, m), m, rows, overlapped)
+
+
+def _placement(rows: tuple[tuple[Action, ...], ...], m: int) -> Placement:
+    """Where the stages live, so that one slip in the rows does not move a stage.
+
+    A rank holds a stage if it runs most of the stage's forwards; if more actions are then in their place,
+    stages live on two ranks instead, as in DualPipe.
+    """
     named = Counter((action.stage, rank) for rank, row in enumerate(rows) for action in row)
     forwards = Counter((a.stage, rank) for rank, row in enumerate(rows) for a in row if a.op is Op.F)
     homes = dict(sorted(named, key=lambda home: (forwards[home], named[home], -home[1])))
-    ranks = [homes.get(stage, stage % len(rows)) for stage in range(1 + max(homes))]
-    overlapped = frozenset((rank, place) for rank, (_, pairs) in enumerate(read) for place in pairs)
-    m = 1 + max(action.microbatch for action in everything)
-    return Schedule(name, table(ranks, len(rows)), m, rows, overlapped)
+    one = table([homes.get(stage, stage % len(rows)) for stage in range(1 + max(homes))], len(rows))
+    if one.num_stages != one.num_ranks:
+        return one
+    two = bidirectional(len(rows), m)
+    return max((one, two), key=lambda placement: _in_place(rows, placement))  # the first of equals
+
+
+def _in_place(rows: tuple[tuple[Action, ...], ...], placement: Placement) -> int:
+    return sum(placement.rank_of(a.stage, a.microbatch) == rank for rank, row in enumerate(rows) for a in row)

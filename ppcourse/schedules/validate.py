@@ -1,6 +1,7 @@
 """Is a plan legal? Every broken rule as data: a code, a place, and a sentence."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ppcourse.schedules.action import Action, Op
@@ -9,6 +10,8 @@ from ppcourse.schedules.replay import Replay
 from ppcourse.schedules.schedule import Schedule, ScheduleError
 
 Place = tuple[int, int]  # (rank, position)
+
+VERDICT = "_violations"  # where a plan that was looked at keeps what was found
 
 
 class Violation(NamedTuple):
@@ -42,21 +45,24 @@ def validate(plan: Schedule) -> tuple[Violation, ...]:
     What each rank runs is looked at first, and everything wrong with it is told. Only if all the work is
     there, once and in its place, is the plan replayed; if it stops before its end, one violation says why.
     """
-    found = tuple(_out_of_place(plan)) or tuple(_miscounted(plan))
-    return found or tuple(_stuck(plan))
+    known: tuple[Violation, ...] | None = plan.__dict__.get(VERDICT)
+    if known is None:
+        known = tuple(_out_of_place(plan)) or tuple(_miscounted(plan)) or tuple(_stuck(plan))
+        plan.__dict__[VERDICT] = known  # a plan never changes, so neither does what is wrong with it
+    return known
 
 
 def _out_of_place(plan: Schedule) -> Iterator[Violation]:
     stages, m = plan.num_stages, plan.num_microbatches
+    homes, opposite = plan.placement.homes(0), plan.placement.homes(m)
+    turn = plan.placement.turn if plan.placement.opposite else m
     for rank, row in enumerate(plan.rows):
-        for position, action in enumerate(row):
-            stage, _, microbatch = action
-            if not (0 <= stage < stages and 0 <= microbatch < m):
+        for position, (stage, _, i) in enumerate(row):
+            if not (0 <= stage < stages and 0 <= i < m):
                 sentence = f"the plan has stages 0 to {stages - 1} and microbatches 0 to {m - 1}."
-                yield Violation("out-of-range", rank, position, f"Rank {rank} runs {action}, but {sentence}")
-            elif (home := plan.rank_of(stage, microbatch)) != rank:
-                sentence = f"Rank {rank} runs {action}, but stage {stage} lives on rank {home}."
-                yield Violation("wrong-rank", rank, position, sentence)
+                yield Violation("out-of-range", rank, position, f"Rank {rank} runs {row[position]}, but {sentence}")
+            elif (home := homes[stage] if i < turn else opposite[stage]) != rank:
+                yield Violation("wrong-rank", rank, position, _stray_sentence(plan, rank, row[position], home))
     for rank, position in sorted(plan.overlapped):
         pair = plan.rows[rank][position : position + 2]
         if [action.op for action in pair] != [Op.F, Op.B]:
@@ -67,23 +73,43 @@ def _out_of_place(plan: Schedule) -> Iterator[Violation]:
             yield Violation("overlap", rank, position, sentence)
 
 
+def _stray_sentence(plan: Schedule, rank: int, action: Action, home: int) -> str:
+    which = f" for microbatch {action.microbatch}" if plan.placement.opposite else ""
+    return f"Rank {rank} runs {action}, but stage {action.stage} lives on rank {home}{which}."
+
+
 def _miscounted(plan: Schedule) -> Iterator[Violation]:
     numbering = Numbering(plan.num_stages, plan.num_microbatches)
-    first: list[Place | None] = [None] * numbering.size
+    done, twice = bytearray(numbering.size), False
+    for row in plan.rows:
+        for stage, op, i in row:
+            for base in numbering.bases[op][stage]:
+                twice = twice or done[base + i] == 1
+                done[base + i] = 1
+    if twice:
+        yield from _doubled(plan, numbering)
+    needed = numbering.size if plan.trains else numbering.size // len(Result)
+    if 0 in done[:needed]:
+        yield from _missing(plan, numbering, [number for number in range(needed) if not done[number]])
+
+
+def _doubled(plan: Schedule, numbering: Numbering) -> Iterator[Violation]:
+    first: dict[int, Place] = {}
     for rank, row in enumerate(plan.rows):
         for position, action in enumerate(row):
-            clash = None
-            for number in numbering.results(action):
-                clash = clash or first[number]
-                first[number] = first[number] or (rank, position)
+            numbers = numbering.results(action)
+            clash = next((first[number] for number in numbers if number in first), None)
             if clash:
                 yield _twice(plan, (rank, position), clash)
-    needed = numbering.size if plan.trains else numbering.size // len(Result)
+            for number in numbers:
+                first.setdefault(number, (rank, position))
+
+
+def _missing(plan: Schedule, numbering: Numbering, numbers: list[int]) -> Iterator[Violation]:
     lost: dict[tuple[int, int], list[Result]] = {}
-    for number in range(needed):
-        if first[number] is None:
-            result, stage, microbatch = numbering.describe(number)
-            lost.setdefault((stage, microbatch), []).append(result)
+    for number in numbers:
+        result, stage, microbatch = numbering.describe(number)
+        lost.setdefault((stage, microbatch), []).append(result)
     for (stage, microbatch), results in sorted(lost.items()):
         rank, work = plan.rank_of(stage, microbatch), _how(results, stage, microbatch)
         sentence = f"Nobody runs {work}; rank {rank} should, which holds stage {stage}."
@@ -98,21 +124,22 @@ def _twice(plan: Schedule, place: Place, clash: Place) -> Violation:
     return Violation("duplicate", rank, position, sentence)
 
 
-def _how(gone: list[Result], stage: int, microbatch: int) -> str:
-    """What is missing, as the action to add."""
+def _how(gone: Sequence[Result], stage: int, microbatch: int) -> str:
+    """What is missing, as the actions to add."""
     if Result.ACTIVATION in gone:
-        return str(Action(stage, Op.F, microbatch))
+        rest = [result for result in gone if result is not Result.ACTIVATION]
+        forward = str(Action(stage, Op.F, microbatch))
+        return f"{forward} and {_how(rest, stage, microbatch)}" if rest else forward
     split = Action(stage, Op.I, microbatch), Action(stage, Op.W, microbatch)
     if len(gone) == 2:
-        return f"{Action(stage, Op.B, microbatch)}, or {split[0]} and {split[1]}"
-    return str(split[0] if gone == [Result.INPUT_GRAD] else split[1])
+        return f"{Action(stage, Op.B, microbatch)} (or {split[0]} and {split[1]})"
+    return str(split[0] if gone[0] is Result.INPUT_GRAD else split[1])
 
 
 def _stuck(plan: Schedule) -> Iterator[Violation]:
     """Replay the plan; if it stops before its end, the circle of ranks that wait for each other."""
     replay = Replay(plan)
-    for _ in replay:
-        pass
+    deque(replay, maxlen=0)
     missing = replay.missing()
     if not missing:
         return
@@ -148,7 +175,7 @@ def _makers(plan: Schedule, replay: Replay) -> dict[int, Place]:
 
 
 def _order_sentence(plan: Schedule, rank: int, here: int, later: int) -> str:
-    action, needed = plan.rows[rank][here], plan.rows[rank][later]
+    action, needed = _written(plan, rank, here), plan.rows[rank][later]
     return f"Rank {rank} runs {action} at position {here}, but needs {needed} for it, at position {later}."
 
 
@@ -157,8 +184,15 @@ def _deadlock_sentence(plan: Schedule, circle: list[int], steps: dict[int, tuple
     said = []
     for rank in [*circle, *sorted(set(steps) - set(circle))]:
         position, (owner, place) = steps[rank]
-        action, needed = plan.rows[rank][position], plan.rows[owner][place]
-        stands = plan.rows[owner][steps[owner][0]]
-        when = "stands at" if needed == stands else f"has only after {stands}"
+        action, needed = _written(plan, rank, position), plan.rows[owner][place]
+        before = steps[owner][0]
+        stands = _written(plan, owner, before)
+        when = "stands at" if str(needed) in stands.split("+") else f"has only after {stands}"
         said.append(f"rank {rank} stands at {action} and waits for {needed}, which rank {owner} {when}")
     return f"Deadlock: {'; '.join(said)}."
+
+
+def _written(plan: Schedule, rank: int, position: int) -> str:
+    """The action there; both of an overlapped pair."""
+    pair = (rank, position) in plan.overlapped
+    return "+".join(map(str, plan.rows[rank][position : position + 1 + pair]))

@@ -1,0 +1,45 @@
+"""Interleaved 1F1B: each rank holds v stages, so that a microbatch comes round v times and the bubble is 1/v."""
+
+from ppcourse.schedules.action import Action, Op
+from ppcourse.schedules.placement import loop
+from ppcourse.schedules.schedule import Schedule
+
+
+def interleaved(p: int, m: int, v: int = 2) -> Schedule:
+    """Narayanan et al. 2021, §2.2. Depth first: p microbatches pass through a chunk, then through the next one.
+
+    p  ranks          p = 2, v = 2, m = 4     rank 0: 0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3
+    m  microbatches                           rank 1: 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3
+    v  chunks, stages a rank
+    r  rank
+    k  how manieth forward, or backward, of a rank it is
+    w  warm-up: forwards before the first backward. Stage 0 gets its first gradient after v chunks of p
+       microbatches; each rank before the last needs two more, one for the way down and one for the way back
+
+    Any m: if it is no multiple of p, this is the plan for the next multiple, without the microbatches that are
+    not there. That is legal, since an action needs only actions of its own microbatch, and in the same order.
+    """
+    total = v * p * -(-m // p)
+    rows = []
+    for r in range(p):
+        w = min(total, 2 * (p - 1 - r) + (v - 1) * p)
+        row = [_forward(k, r, p, v) for k in range(w)]
+        for k in range(total - w):
+            row += [_forward(w + k, r, p, v), _backward(k, r, p, v)]
+        row += [_backward(k, r, p, v) for k in range(total - w, total)]
+        rows.append(tuple(row if m % p == 0 else [action for action in row if action.microbatch < m]))
+    return Schedule("interleaved", loop(p, v), m, tuple(rows))
+
+
+def _forward(k: int, r: int, p: int, v: int) -> Action:
+    """Groups of p microbatches; in a group, chunk after chunk."""
+    group, place = divmod(k, p * v)
+    chunk, i = divmod(place, p)
+    return Action(chunk * p + r, Op.F, group * p + i)
+
+
+def _backward(k: int, r: int, p: int, v: int) -> Action:
+    """The same groups, the last chunk first."""
+    group, place = divmod(k, p * v)
+    chunk, i = divmod(place, p)
+    return Action((v - 1 - chunk) * p + r, Op.B, group * p + i)
