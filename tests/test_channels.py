@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -21,10 +22,10 @@ OUT_OF_ORDER = """
 
 def expected_messages(plan: Schedule) -> dict[Message, Action]:
     """Each message that must cross, and the action that uses it, from the placement alone."""
-    home, expected = plan.placement.ranks, {}
-    for stage in range(plan.num_stages - 1):
-        down, up = home[stage], home[stage + 1]
-        for i in range(plan.num_microbatches if down != up else 0):
+    expected = {}
+    for stage, i in product(range(plan.num_stages - 1), range(plan.num_microbatches)):
+        down, up = plan.rank_of(stage, i), plan.rank_of(stage + 1, i)
+        if down != up:
             there = Message(Channel(down, up, Kind.ACTIVATION), stage, i)
             back = Message(Channel(up, down, Kind.GRADIENT), stage + 1, i)
             expected[there] = Action(stage + 1, Op.F, i)
@@ -146,27 +147,27 @@ class Rank:
         self.row = deque(plan.rows[rank])
         self.known: set[Fact] = set()
 
-    def wire(self, letter: str, stage: int) -> Wire | None:
+    def wire(self, letter: str, stage: int, i: int) -> Wire | None:
         """What the result of a stage travels on, if it leaves its rank."""
-        home = self.plan.placement.ranks
-        to = stage + {"F": 1, "I": -1, "W": len(home)}[letter]
-        if not 0 <= to < len(home) or home[to] == home[stage]:
+        to = stage + {"F": 1, "I": -1, "W": self.plan.num_stages}[letter]
+        if not 0 <= to < self.plan.num_stages:
             return None
+        source, destination = self.plan.rank_of(stage, i), self.plan.rank_of(to, i)
         kind = Kind.ACTIVATION if letter == "F" else Kind.GRADIENT
-        return self.wires[Channel(home[stage], home[to], kind)]
+        return None if source == destination else self.wires[Channel(source, destination, kind)]
 
     def move(self) -> bool:
         if not self.row:
             return False
         missing = needed(self.row[0], self.plan.num_stages) - self.known
-        wires = [self.wire(letter, stage) for letter, stage, _ in missing]
+        wires = [self.wire(*fact) for fact in missing]
         if any(wire is None or fact not in wire.arrived for wire, fact in zip(wires, missing, strict=True)):
             return False
         for wire in wires:
             wire.posted += 1
         for fact in made(self.row.popleft()):
             self.known.add(fact)
-            if (wire := self.wire(*fact[:2])) is not None:
+            if (wire := self.wire(*fact)) is not None:
                 wire.sent.append(fact)
         return True
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import plans, quick, random_orders, refused
 
-from ppcourse.analysis.in_flight import in_flight
+from ppcourse.analysis.in_flight import in_flight, in_flight_bytes
 from ppcourse.schedules import build
 from ppcourse.schedules.schedule import Schedule
 
@@ -79,3 +79,42 @@ def test_keeping_more_never_holds_less(plan: Schedule, one: float, other: float)
 def test_a_negative_share_is_refused(share: float) -> None:
     with refused(f"kept_for_w is {share}; it must be a share of at least 0 (1.0: I frees nothing)."):
         in_flight(SPLIT, share)
+
+
+# In bytes.
+
+
+@quick
+@given(plans, st.integers(0, 50), st.integers(0, 60))
+def test_equal_stages_hold_their_share_of_bytes(plan: Schedule, stashed: int, kept: int) -> None:
+    held = in_flight_bytes(plan, stashed, kept)
+    if stashed:
+        full = stashed * plan.num_stages / plan.num_ranks  # of one rank's stages
+        assert held == pytest.approx([full * count for count in in_flight(plan, kept / stashed)])
+    else:
+        assert held == pytest.approx([kept * most_owed(row) for row in plan.rows])
+
+
+def most_owed(row: tuple) -> int:
+    """The most I without their W at a time."""
+    owed = [sum({"I": 1, "W": -1}.get(action.op, 0) for action in row[: n + 1]) for n in range(len(row))]
+    return max([0, *owed])
+
+
+def test_unequal_stages_are_counted_each_by_its_own_size() -> None:
+    plan = Schedule.from_text("0F0 2F0 0F1 2F1 2I0 0B0 2W0 2B1 0B1\n1F0 3F0 3B0 1B0 1F1 3F1 3B1 1B1")
+    assert in_flight_bytes(plan, [1, 10, 100, 1000], [0, 0, 40, 0]) == (202, 1010)
+    assert in_flight_bytes(plan, [1, 10, 100, 1000], [0, 0, 140, 0]) == (242, 1010)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        (([1, 2], 0), "stashed has 2 numbers for 1 stages; give 1, or one number for all."),
+        ((1, [-2]), "kept_for_w is -2; it must be a finite number of at least 0, or a list of one a stage."),
+        ((float("nan"), 0), "stashed is nan; it must be a finite number of at least 0, or a list of one a stage."),
+    ],
+)
+def test_sizes_that_are_none_are_refused(sizes: tuple, sentence: str) -> None:
+    with refused(sentence):
+        in_flight_bytes(SPLIT, *sizes)

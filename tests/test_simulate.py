@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -301,6 +302,82 @@ def test_a_pair_lasts_as_long_as_its_own_stages_say() -> None:
     assert pair.end - pair.start == f_of_stage_1 + b_of_stage_0
     [pair] = [span for span in simulate(plan, Costs(overlap=[1.5, 7])).spans if str(span.action) == "1F1"]
     assert pair.end - pair.start == 7
+
+
+# Bytes over bandwidth.
+
+
+def test_a_message_takes_its_bytes_over_the_bandwidth_and_then_the_hop() -> None:
+    plan = Schedule.from_text("0F0 0B0\n1F0 1B0")
+    spans = {str(s.action): s for s in simulate(plan, Costs(1, 1, 0, comm=0.5, size=[20, 999], bandwidth=10)).spans}
+    assert spans["1F0"].start == 1 + 20 / 10 + 0.5
+    assert spans["0B0"].start == spans["1B0"].end + 20 / 10 + 0.5  # the gradient of what stage 0 handed on
+
+
+def test_messages_on_the_same_way_queue() -> None:
+    plan = Schedule.from_text("0F0 0F1 0F2\n1F0 1F1 1F2")
+    starts = [s.start for s in simulate(plan, Costs(1, size=30, bandwidth=10)).by_rank[1]]
+    assert starts == [1 + 3, 1 + 3 + 3, 1 + 3 + 3 + 3]
+    assert [s.start for s in simulate(plan, Costs(1, comm=3)).by_rank[1]] == [4, 5, 6]
+
+
+def test_messages_on_different_ways_do_not() -> None:
+    plan = Schedule.from_text("0F0 0F1\n1F0 1F1\n2F0 2F1")
+    costs = Costs(10, size=30, bandwidth=10)
+    assert [s.start for s in simulate(plan, costs).by_rank[2]] == [26, 36]
+
+
+@quick
+@given(plans_and_costs(), times)
+def test_with_small_messages_or_wide_ways_only_the_hop_counts(drawn: tuple[Schedule, Costs], bandwidth: int) -> None:
+    plan, costs = drawn
+    nothing = replace(costs, size=0, bandwidth=bandwidth)
+    assert simulate(plan, nothing) == simulate(plan, costs) == simulate(plan, replace(costs, size=7))
+
+
+def test_nothing_arrives_without_bandwidth() -> None:
+    with refused("Costs.bandwidth is 0, and nothing would ever arrive; leave it out if only comm counts."):
+        Costs(bandwidth=0)
+
+
+# Random delays.
+
+
+@quick
+@given(plans_and_costs(), st.floats(0.01, 2), st.integers(0, 9))
+def test_delays_only_ever_lengthen_actions_and_come_from_the_seed(
+    drawn: tuple[Schedule, Costs], jitter: float, seed: int
+) -> None:
+    plan, costs = drawn
+    late = simulate(plan, costs, jitter=jitter, seed=seed)
+    assert late == simulate(plan, costs, jitter=jitter, seed=seed)
+    lasts = costs.durations(plan.num_stages)
+    assert all(s.end - s.start >= lasts[s.action.op][s.action.stage] - 1e-9 for s in late.spans)
+    assert late.end >= simulate(plan, costs).end
+    assert simulate(plan, costs, jitter=0, seed=seed) == simulate(plan, costs)
+
+
+def test_every_schedule_meets_the_same_delays() -> None:
+    """Stage by stage and microbatch by microbatch; a B those of its I and its W."""
+
+    def work(name: str) -> list[float]:
+        return [pytest.approx(busy) for busy in simulate(build(name, 4, 8), jitter=0.5, seed=3).busy]
+
+    assert work("gpipe") == work("1f1b") == work("zb-h1")
+    other = simulate(build("gpipe", 4, 8), jitter=0.5, seed=4)
+    assert list(other.busy) != work("gpipe")
+
+
+def test_delays_have_the_mean_that_was_asked_for() -> None:
+    timeline = simulate(build("gpipe", 10, 400), Costs(2, 1, 1), jitter=0.25, seed=1)
+    lateness = sum(timeline.busy) / (10 * 400 * 4) - 1
+    assert lateness == pytest.approx(0.25, abs=0.02)
+
+
+@pytest.mark.parametrize("wrong", [-0.1, float("nan"), float("inf"), "much"])
+def test_a_jitter_that_is_none_is_refused(wrong: object) -> None:
+    with refused(f"jitter is {wrong!r}; it must be a number of at least 0 (0.1: a tenth longer on average)."):
+        simulate(build("gpipe", 2, 2), jitter=wrong)
 
 
 # What cannot be simulated.

@@ -43,12 +43,7 @@ class Costs:
             value = getattr(self, field.name)
             if value is None and field.name in ("overlap", "bandwidth"):
                 continue
-            one_only = field.name in ("comm", "bandwidth")
-            for number in [value] if one_only or not isinstance(value, Sequence) else value:
-                if not (isinstance(number, Real) and math.isfinite(number) and float(number) >= 0):
-                    lists = "" if one_only else ", or a list of one a stage"
-                    right = f"it must be a finite number of at least 0{lists}"
-                    raise ValueError(f"Costs.{field.name} is {number!r}; {right}.")
+            check_size(f"Costs.{field.name}", value, one_only=field.name in ("comm", "bandwidth"))
         if self.bandwidth == 0:
             raise ValueError("Costs.bandwidth is 0, and nothing would ever arrive; leave it out if only comm counts.")
 
@@ -73,10 +68,27 @@ class Costs:
         return tuple(size / self.bandwidth if self.bandwidth else 0.0 for size in sizes)
 
     def _per_stage(self, name: str, num_stages: int) -> tuple[float, ...]:
-        value = getattr(self, name)
-        if not isinstance(value, Sequence):
-            return (float(value),) * num_stages
-        if len(value) != num_stages:
-            right = f"give {num_stages}, or one number for all"
-            raise ValueError(f"Costs.{name} has {len(value)} numbers for {num_stages} stages; {right}.")
-        return tuple(float(number) for number in value)
+        return _spread(f"Costs.{name}", getattr(self, name), num_stages)
+
+
+def per_stage(name: str, value: PerStage, num_stages: int) -> tuple[float, ...]:
+    """`value` as one number a stage. Raises ValueError, calling it `name`, if it is not at least 0 or does not fit."""
+    check_size(name, value)
+    return _spread(name, value, num_stages)
+
+
+def check_size(name: str, value: PerStage, one_only: bool = False) -> None:
+    """Raise ValueError unless `value` is a finite number of at least 0, or a list of them where that is allowed."""
+    for number in [value] if one_only or not isinstance(value, Sequence) else value:
+        if not (isinstance(number, Real) and math.isfinite(number) and float(number) >= 0):
+            lists = "" if one_only else ", or a list of one a stage"
+            raise ValueError(f"{name} is {number!r}; it must be a finite number of at least 0{lists}.")
+
+
+def _spread(name: str, value: PerStage, num_stages: int) -> tuple[float, ...]:
+    if not isinstance(value, Sequence):
+        return (float(value),) * num_stages
+    if len(value) != num_stages:
+        right = f"give {num_stages}, or one number for all"
+        raise ValueError(f"{name} has {len(value)} numbers for {num_stages} stages; {right}.")
+    return tuple(float(number) for number in value)

@@ -90,11 +90,11 @@ class Schedule:
     def to_csv(self, path: str | Path) -> None:
         """Write torch.distributed.pipelining's compute-only CSV: one line a rank, one cell an action.
 
-        Raises ScheduleError, and writes nothing, for a plan that torch has no place for: a stage on two ranks, a
-        rank that does nothing, no backward.
+        Raises ScheduleError, and writes nothing, for a plan that torch would refuse or run wrongly: with a stage on
+        two ranks, a rank that does nothing, no backward, or losses in another order than the microbatches.
         """
         if misfit := self._misfit():
-            raise ScheduleError(f"{misfit}, so {self.name} cannot be written as its CSV.")
+            raise ScheduleError(f"{misfit}, so {self.name} cannot be written as PyTorch's CSV.")
         with Path(path).open("w", newline="", encoding="ascii") as file:
             writer = csv.writer(file)
             writer.writerows(self._cells(rank, "({};{})OVERLAP_F_B") for rank in range(self.num_ranks))
@@ -114,13 +114,19 @@ class Schedule:
         return _inferred(name or path.stem, read)
 
     def _misfit(self) -> str | None:
-        """What PyTorch has no place for, the start of a sentence."""
+        """What PyTorch has no place for, as the start of a sentence."""
         if self.placement.opposite:
-            homes = sorted({self.placement.ranks[0], self.placement.opposite[0]})
-            return f"Stage 0 lives on ranks {' and '.join(map(str, homes))}, and PyTorch has one rank for a stage"
+            homes = f"{self.placement.ranks[0]} and {self.placement.opposite[0]}"
+            return f"Stage 0 lives on ranks {homes}, and PyTorch has one rank for a stage"
         if () in self.rows:
             return f"Rank {self.rows.index(())} does nothing, and PyTorch takes no empty rows"
-        return None if self.trains else "There is no backward, and PyTorch takes no plan without one"
+        if not self.trains:
+            return "There is no backward, and PyTorch takes no plan without one"
+        last = self.num_stages - 1
+        losses = [i for row in self.rows for stage, op, i in row if (stage, op) == (last, Op.F)]
+        if losses != sorted(losses):
+            return f"Stage {last} runs its forwards out of order, and PyTorch takes the first loss for microbatch 0's"
+        return None
 
     def _cells(self, rank: int, pair: str) -> list[str]:
         cells, row = [], iter(enumerate(self.rows[rank]))
@@ -198,18 +204,19 @@ def _inferred(name: str, read: Sequence[ReadRow]) -> Schedule:
 def _placement(rows: tuple[tuple[Action, ...], ...], m: int) -> Placement:
     """Where the stages live, so that one slip in the rows does not move a stage.
 
-    A rank holds a stage if it runs most of the stage's forwards; if more actions are then in their place,
-    stages live on two ranks instead, as in DualPipe.
+    A rank holds a stage if it runs most of the stage's forwards; unless more forwards are in their place if
+    every stage lives on two ranks, as in DualPipe.
     """
+    forwards = [(action, rank) for rank, row in enumerate(rows) for action in row if action.op is Op.F]
+    most = Counter((action.stage, rank) for action, rank in forwards)
     named = Counter((action.stage, rank) for rank, row in enumerate(rows) for action in row)
-    forwards = Counter((a.stage, rank) for rank, row in enumerate(rows) for a in row if a.op is Op.F)
-    homes = dict(sorted(named, key=lambda home: (forwards[home], named[home], -home[1])))
+    homes = dict(sorted(named, key=lambda home: (most[home], named[home], -home[1])))
     one = table([homes.get(stage, stage % len(rows)) for stage in range(1 + max(homes))], len(rows))
     if one.num_stages != one.num_ranks:
         return one
     two = bidirectional(len(rows), m)
-    return max((one, two), key=lambda placement: _in_place(rows, placement))  # the first of equals
 
+    def forwards_in_place(placement: Placement) -> int:
+        return sum(placement.rank_of(a.stage, a.microbatch) == rank for a, rank in forwards)
 
-def _in_place(rows: tuple[tuple[Action, ...], ...], placement: Placement) -> int:
-    return sum(placement.rank_of(a.stage, a.microbatch) == rank for rank, row in enumerate(rows) for a in row)
+    return max((one, two), key=forwards_in_place)  # the first of equals
