@@ -1,7 +1,7 @@
 """Pipeline parallelism that you can run: plans as data, predicted and measured.
 
     schedules   what runs where, in which order      build, Schedule, validate, check
-    analysis    how long, how much                   simulate, Timeline, in_flight, formulas
+    analysis    how long, how much                   simulate, Timeline, in_flight, critical_path, gaps, formulas
     runtime     doing it, on real ranks              run, train, evaluate, reference_step
     lab         what a learner sees                  gantt, grade, doctor
 
@@ -16,15 +16,21 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ppcourse.analysis import formulas as formulas
+from ppcourse.analysis.critical_path import critical_links as critical_links
+from ppcourse.analysis.critical_path import critical_path as critical_path
+from ppcourse.analysis.gaps import gaps as gaps
 from ppcourse.analysis.in_flight import in_flight as in_flight
+from ppcourse.analysis.in_flight import in_flight_bytes as in_flight_bytes
 from ppcourse.analysis.partition import partition as partition
 from ppcourse.analysis.simulate import simulate as simulate
 from ppcourse.analysis.timeline import Span as Span
 from ppcourse.analysis.timeline import Timeline as Timeline
+from ppcourse.analysis.trace import chrome_trace as chrome_trace
 from ppcourse.schedules import SCHEDULES as SCHEDULES
 from ppcourse.schedules import build as build
 from ppcourse.schedules.action import Action as Action
 from ppcourse.schedules.action import Op as Op
+from ppcourse.schedules.blocking import blocking as blocking
 from ppcourse.schedules.costs import Costs as Costs
 from ppcourse.schedules.schedule import Schedule as Schedule
 from ppcourse.schedules.schedule import ScheduleError as ScheduleError
