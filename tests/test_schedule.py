@@ -1,18 +1,15 @@
-"""A schedule is plain data: counts, rows, text and CSV both ways."""
+"""A schedule is plain data: counts, rows, and text both ways."""
 
 import random
-from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
-from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import built_plans, plans, quick, random_orders
 
-from ppcourse.schedules import SCHEDULES, build
+from ppcourse.schedules import build
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
 from ppcourse.schedules.validate import validate
@@ -56,6 +53,18 @@ class TestText:
         assert plan.rows[0][2:4] == (Action(0, Op.F, 2), Action(0, Op.B, 0))
         assert str(plan) == "0F0 0F1 0F2+0B0 0B1 0B2"
 
+    def test_may_show_idle_slots_as_dots(self) -> None:
+        drawn = """
+        0F0 0F1  .   .   .   .  0B0  .  0B1
+         .  1F0 1B0 1F1 1B1  .   .   .   .
+        """
+        plan = Schedule.from_text(drawn)
+        assert plan.to_text() == "0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1"
+
+    def test_shows_a_rank_that_does_nothing_as_a_dot(self) -> None:
+        assert Schedule.from_text("0F0 0B0\n.").rows[1] == ()
+        assert Schedule.from_text("0F0 0B0\n.").to_text() == "0F0 0B0\n."
+
     def test_may_have_blank_lines_and_remarks(self) -> None:
         with_remarks = "# mine\n\n 0F0 0F1  0B0 0B1 # rank 0\n\n1F0 1B0 1F1 1B1\n"
         assert Schedule.from_text(with_remarks) == Schedule.from_text(STAIRS)
@@ -67,7 +76,6 @@ class TestText:
             ("0F0 0G0", "rank 0, position 1: '0G0' is not an action"),
             ("0F0 0F1+", "rank 0, position 1: '' is not an action"),
             ("0F0+0B0+0F1", "rank 0, position 0: '0B0+0F1' is not an action"),
-            ("0F0 . 0B0", "rank 0, position 1: '.' is not an action"),
             ("", "The plan is empty; write one line of actions a rank"),
             ("# nothing but a remark", "The plan is empty"),
             (
@@ -131,38 +139,8 @@ class TestRowsThatALearnerTyped:
 
     @quick
     @given(built_plans())
-    def test_of_a_built_plan_show_that_plan(self, plan: Schedule) -> None:
-        assert Schedule.from_rows(plan.rows, plan.name) == plan
-
-
-class TestCsv:
-    def test_is_one_line_a_rank_and_one_cell_an_action(self, tmp_path: Path) -> None:
-        Schedule.from_text("0F0 0F1 0F2+0B0 0B1 0B2").to_csv(tmp_path / "plan.csv")
-        assert (tmp_path / "plan.csv").read_text() == "0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2\n"
-
-    def test_is_read_back(self, tmp_path: Path) -> None:
-        @quick
-        @given(overlapped_plans())
-        def read_back(plan: Schedule) -> None:
-            plan.to_csv(tmp_path / "mine.csv")
-            assert Schedule.from_csv(tmp_path / "mine.csv") == plan
-
-        read_back()
-
-    def test_gives_the_plan_its_files_name_or_yours(self, tmp_path: Path) -> None:
-        path = tmp_path / "fast.csv"
-        build("gpipe", 2, 2).to_csv(path)
-        assert Schedule.from_csv(path).name == "fast"
-        assert Schedule.from_csv(str(path), "faster").name == "faster"
-
-    def test_may_have_idle_slots(self, tmp_path: Path) -> None:
-        (tmp_path / "plan.csv").write_text("0F0,,,0B0\n,1F0,1B0,\n")
-        assert Schedule.from_csv(tmp_path / "plan.csv").to_text() == "0F0 0B0\n1F0 1B0"
-
-    def test_that_cannot_be_read_gets_a_sentence_with_line_and_column(self, tmp_path: Path) -> None:
-        (tmp_path / "plan.csv").write_text("0F0,,0B0\n1F0,1SEND_B0,1B0\n")
-        with pytest.raises(ScheduleError, match=r"^plan.csv, line 2, column 2: '1SEND_B0' is not an action"):
-            Schedule.from_csv(tmp_path / "plan.csv")
+    def test_of_a_built_plan_show_that_plan_but_for_its_pairs(self, plan: Schedule) -> None:
+        assert Schedule.from_rows(plan.rows, plan.name) == replace(plan, overlapped=frozenset())
 
 
 class TestForwardOnly:
@@ -182,73 +160,3 @@ class TestForwardOnly:
 
     def test_says_so_in_its_name(self) -> None:
         assert forward_only(build("1f1b", 2, 2)).name == "1f1b (forward only)"
-
-
-@pytest.fixture(scope="module")
-def torch() -> SimpleNamespace:
-    from torch.distributed.pipelining import _schedule_visualizer, schedules, stage
-
-    return SimpleNamespace(**vars(schedules), orders=_schedule_visualizer.get_schedule_ops, stage=stage)
-
-
-@pytest.fixture
-def dump(torch: SimpleNamespace, tmp_path: Path) -> Callable[..., Path]:
-    """Have torch build one of its schedules and write it with its own method."""
-
-    def dump(*args: str | int, add_spacing: bool = False) -> Path:
-        rows = torch.orders(*args, add_spacing=add_spacing)
-        holder = SimpleNamespace(pipeline_order=dict(enumerate(rows)))
-        torch.PipelineScheduleMulti._dump_csv(holder, tmp_path / "torch.csv")
-        return tmp_path / "torch.csv"
-
-    return dump
-
-
-class TestTorch:
-    """torch.distributed.pipelining reads what we write, and we read what it writes."""
-
-    @pytest.mark.parametrize("text", ["0F0", "12F34", "3B1", "3I1", "3W10", "(0F4;3B1)OVERLAP_F_B"])
-    def test_reads_every_kind_of_cell_as_the_same_text(self, torch: SimpleNamespace, text: str) -> None:
-        assert str(torch._Action.from_str(text)) == text
-
-    @pytest.mark.parametrize("name", SCHEDULES)
-    @pytest.mark.parametrize(("p", "m"), [(4, 6), (4, 2), (1, 3)])
-    def test_loads_our_csv_into_its_runtime(
-        self, torch: SimpleNamespace, tmp_path: Path, name: str, p: int, m: int
-    ) -> None:
-        plan = build(name, p, m)
-        plan.to_csv(tmp_path / "plan.csv")
-        stage = mock.create_autospec(torch.stage.PipelineStage, instance=True)
-        stage.group_rank, stage.group_size, stage.num_stages, stage.submod = 0, p, plan.num_stages, None
-        runtime = torch._PipelineScheduleRuntime([stage], m)
-        runtime._load_csv(tmp_path / "plan.csv")
-        read = [[str(action) for action in runtime.pipeline_order[rank]] for rank in range(p)]
-        assert "\n".join(map(" ".join, read)) == plan.to_text()
-
-    @pytest.mark.parametrize(("p", "m"), [(4, 6), (4, 2)])
-    def test_writes_gpipe_as_we_build_it(self, dump: Callable[..., Path], p: int, m: int) -> None:
-        assert Schedule.from_csv(dump("GPipe", p, m)).rows == build("gpipe", p, m).rows
-
-    @pytest.mark.parametrize(
-        ("name", "homes"),
-        [
-            ("LoopedBFS", [0, 1, 0, 1]),
-            ("Interleaved1F1B", [0, 1, 0, 1]),
-            ("InterleavedZeroBubble", [0, 1, 0, 1]),
-            ("ZBVZeroBubble", [0, 1, 1, 0]),
-            ("DualPipeV", [0, 1, 1, 0]),
-        ],
-    )
-    def test_writes_schedules_of_its_own_that_we_find_legal(
-        self, dump: Callable[..., Path], name: str, homes: list[int]
-    ) -> None:
-        plan = Schedule.from_csv(dump(name, 2, 6, 2))
-        assert validate(plan) == ()
-        assert [plan.rank_of(stage, 0) for stage in range(4)] == homes
-        assert bool(plan.overlapped) == (name == "DualPipeV")
-
-    def test_writes_idle_slots_that_we_skip(self, dump: Callable[..., Path]) -> None:
-        dense = Schedule.from_csv(dump("Interleaved1F1B", 2, 4, 2))
-        spaced = dump("Interleaved1F1B", 2, 4, 2, add_spacing=True)
-        assert ",," in spaced.read_text()
-        assert Schedule.from_csv(spaced) == dense

@@ -146,7 +146,7 @@ def forward_only(plan: Schedule) -> Schedule:
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
     """The lines of a CSV and their numbers; without blank ones, and without what is between actions."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a mark at its beginning
+        with path.open(encoding="utf-8-sig") as file:  # spreadsheets put a mark at its beginning
             lines = list(enumerate(csv.reader(file), 1))
     except UnicodeDecodeError:
         raise ScheduleError(f"{path.name} is not text in UTF-8; save it as that.") from None
@@ -204,19 +204,19 @@ def _inferred(name: str, read: Sequence[ReadRow]) -> Schedule:
 def _placement(rows: tuple[tuple[Action, ...], ...], m: int) -> Placement:
     """Where the stages live, so that one slip in the rows does not move a stage.
 
-    A rank holds a stage if it runs most of the stage's forwards; unless more forwards are in their place if
-    every stage lives on two ranks, as in DualPipe.
+    A rank holds a stage if it runs most of the stage's forwards; unless more forwards, and more actions, are in
+    their place if every stage lives on two ranks, as in DualPipe.
     """
-    forwards = [(action, rank) for rank, row in enumerate(rows) for action in row if action.op is Op.F]
-    most = Counter((action.stage, rank) for action, rank in forwards)
-    named = Counter((action.stage, rank) for rank, row in enumerate(rows) for action in row)
+    everything = [(action, rank) for rank, row in enumerate(rows) for action in row]
+    forwards = [(action, rank) for action, rank in everything if action.op is Op.F]
+    named, most = (Counter((a.stage, rank) for a, rank in some) for some in (everything, forwards))
     homes = dict(sorted(named, key=lambda home: (most[home], named[home], -home[1])))
     one = table([homes.get(stage, stage % len(rows)) for stage in range(1 + max(homes))], len(rows))
     if one.num_stages != one.num_ranks:
         return one
     two = bidirectional(len(rows), m)
 
-    def forwards_in_place(placement: Placement) -> int:
-        return sum(placement.rank_of(a.stage, a.microbatch) == rank for a, rank in forwards)
+    def in_place(placement: Placement, some: list[tuple[Action, int]]) -> int:
+        return sum(placement.rank_of(a.stage, a.microbatch) == rank for a, rank in some)
 
-    return max((one, two), key=forwards_in_place)  # the first of equals
+    return two if all(in_place(two, some) > in_place(one, some) for some in (forwards, everything)) else one
