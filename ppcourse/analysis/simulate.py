@@ -10,9 +10,9 @@ from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.bulk import collector_paused
 from ppcourse.schedules.channels import outgoing
 from ppcourse.schedules.costs import Costs
-from ppcourse.schedules.replay import Replay
+from ppcourse.schedules.dependencies import Numbering
 from ppcourse.schedules.schedule import Schedule
-from ppcourse.schedules.validate import check
+from ppcourse.schedules.validate import check, order_of
 
 
 def simulate(plan: Schedule, costs: Costs | None = None, *, jitter: float = 0.0, seed: int = 0) -> Timeline:
@@ -50,25 +50,34 @@ def _execute(
     plan: Schedule, lasts: "_Durations", post: "_Post", starts: list[list[float]], ends: list[list[float]]
 ) -> None:
     """Fill in when each action starts and ends, rank by rank and position by position."""
-    replay = Replay(plan)
-    across, leaves = replay.numbering.across, replay.numbering.leaves
-    arrived = [0.0] * replay.numbering.room
+    numbering = Numbering(plan.num_stages, plan.num_microbatches)
+    bases, single = numbering.bases, lasts.single
+    late, hops = lasts.late is not None, not post.free
+    arrived = [0.0] * numbering.room
     free = [0.0] * plan.num_ranks
-    for rank, stretch in replay:
-        row, pairs, end = plan.rows[rank], replay.pairs[rank], free[rank]
+    all_pairs = plan.pairs
+    for rank, stretch in order_of(plan):
+        row, pairs, end = plan.rows[rank], all_pairs[rank], free[rank]
+        starts_here, ends_here = starts[rank].append, ends[rank].append
+        joined = False
         for position in stretch:
-            stage, op, i = action = row[position]
-            if not pairs or position - 1 not in pairs:  # the B of a pair starts and ends with its F
-                start = max(end, arrived[across[op][stage] + i])
+            stage, op, i = row[position]
+            _, across, leaves = bases[op][stage]
+            if joined:  # the B of a pair starts and ends with its F
+                joined = False
+            else:
+                start = arrived[across + i]
+                if start < end:
+                    start = end
                 if pairs and position in pairs:
-                    later_stage, later_op, later_i = row[position + 1]
-                    start = max(start, arrived[across[later_op][later_stage] + later_i])
-                    end = start + lasts.pair(action, row[position + 1])
+                    other, joined = row[position + 1], True
+                    start = max(start, arrived[bases[other.op][other.stage].across + other.microbatch])
+                    end = start + lasts.pair(row[position], other)
                 else:
-                    end = start + (lasts.single[op][stage] if lasts.late is None else lasts.delayed(action))
-            starts[rank].append(start)
-            ends[rank].append(end)
-            arrived[leaves[op][stage] + i] = end if post.free else post.arrival(action, end)
+                    end = start + (lasts.delayed(row[position]) if late else single[op][stage])
+            starts_here(start)
+            ends_here(end)
+            arrived[leaves + i] = post.arrival(row[position], end) if hops else end
         free[rank] = end
 
 

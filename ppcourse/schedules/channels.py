@@ -6,6 +6,7 @@ A rank may want its messages in another order than they are sent in. Then it mus
 beyond the one it wants next, or both ranks wait for ever; how many is the channel's window.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -78,15 +79,27 @@ def consumer(plan: Schedule, action: Action) -> Action | None:
 
 def channels(plan: Schedule) -> dict[Channel, Traffic]:
     """Every channel that the plan uses. The plan must be legal."""
-    sent: dict[Channel, list[Message]] = {}
-    used: dict[Channel, list[Message]] = {}
-    for row in plan.rows:
-        for action in row:
-            if message := outgoing(plan, action):
-                sent.setdefault(message.channel, []).append(message)
-            if message := incoming(plan, action):
-                used.setdefault(message.channel, []).append(message)
+    sent, used = _in_order(plan, outgoing), _in_order(plan, incoming)
     return {c: Traffic(tuple(sent[c]), tuple(used[c]), window(sent[c], used[c])) for c in sent}
+
+
+def _in_order(plan: Schedule, message: Callable[[Schedule, Action], Message | None]) -> dict[Channel, list[Message]]:
+    """By channel, the messages of all actions in the order of the rows."""
+    found: dict[Channel, list[Message]] = {}
+
+    def ways(microbatch: int) -> dict[Op, list[tuple[list[Message], Message] | None]]:
+        """By op and stage: where the message belongs, and what it looks like for this microbatch."""
+        messages = {op: [message(plan, Action(s, op, microbatch)) for s in range(plan.num_stages)] for op in Op}
+        return {op: [m and (found.setdefault(m.channel, []), m) for m in row] for op, row in messages.items()}
+
+    near, far = ways(0), ways(plan.num_microbatches - 1)  # all others go the way of one of these
+    turn = plan.placement.turn if plan.placement.opposite else plan.num_microbatches
+    for row in plan.rows:
+        for stage, op, i in row:
+            if way := (near if i < turn else far)[op][stage]:
+                there, (channel, maker, _) = way
+                there.append(Message(channel, maker, i))
+    return {channel: there for channel, there in found.items() if there}
 
 
 def window(sent: list[Message], used: list[Message]) -> int:
@@ -94,5 +107,7 @@ def window(sent: list[Message], used: list[Message]) -> int:
 
     With one fewer the sender stands at a message nobody has posted, while the receiver waits for a later one.
     """
+    if sent == used:
+        return 1
     place = {message: n for n, message in enumerate(sent)}
     return max(place[message] + 1 - k for k, message in enumerate(used))

@@ -11,7 +11,7 @@ all of the same microbatch. What a first or a last stage would need from beyond 
 """
 
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from ppcourse.schedules.action import Action, Op
 
@@ -48,8 +48,18 @@ RESULTS: dict[Op, tuple[Result, ...]] = {
 
 AWAITED = {rule.result for rules in RULES.values() for rule in rules}  # nobody waits for a WEIGHT_GRAD
 
-Bases: TypeAlias = dict[Op, tuple[int, ...]]
-"""By op and stage, the number of a result of microbatch 0; add the microbatch."""
+
+class Bases(NamedTuple):
+    """What concerns an op of a stage, as numbers of results of microbatch 0; add the microbatch.
+
+    own      what it needs of its own stage
+    across   what it needs of another stage; by the rules that is one result at most
+    leaves   what it leaves behind that others wait for
+    """
+
+    own: int
+    across: int
+    leaves: int
 
 
 class Numbering:
@@ -59,10 +69,8 @@ class Numbering:
     From `size` to `room` are numbers of nothing, so that loops over actions need not ask whether there is
     something: first those that are needed where nothing is, then those left behind where nothing is.
 
-    bases    all that an action leaves behind
-    own      what an action needs of its own stage
-    across   what it needs of another stage; by the rules that is one result at most
-    leaves   what it leaves behind that others wait for
+    bases    by op and stage, what it needs and what others wait for
+    made     by op and stage, all that it leaves behind
     """
 
     def __init__(self, num_stages: int, num_microbatches: int) -> None:
@@ -70,21 +78,19 @@ class Numbering:
         self.size = len(Result) * num_stages * num_microbatches
         self.room = self.size + 2 * num_microbatches
         stages = range(num_stages)
-        self.bases = {op: tuple(tuple(self._of(r, s) for r in RESULTS[op]) for s in stages) for op in Op}
-        self.own: Bases = {op: tuple(self._needed(op, s, across=False) for s in stages) for op in Op}
-        self.across: Bases = {op: tuple(self._needed(op, s, across=True) for s in stages) for op in Op}
-        self.leaves: Bases = {op: tuple(self._left(op, s) for s in stages) for op in Op}
+        self.bases = {op: [self._bases(op, s) for s in stages] for op in Op}
+        self.made = {op: [tuple(self._of(r, s) for r in RESULTS[op]) for s in stages] for op in Op}
 
     def results(self, action: Action) -> list[int]:
         """The numbers of what `action` leaves behind."""
         stage, op, microbatch = action
-        return [base + microbatch for base in self.bases[op][stage]]
+        return [base + microbatch for base in self.made[op][stage]]
 
     def needs(self, action: Action) -> list[int]:
         """The numbers that must be done before `action` may start."""
         stage, op, microbatch = action
-        bases = (self.own[op][stage], self.across[op][stage])
-        return [base + microbatch for base in bases if base < self.size]
+        own, across, _ = self.bases[op][stage]
+        return [base + microbatch for base in (own, across) if base < self.size]
 
     def describe(self, number: int) -> tuple[Result, int, int]:
         """(result, stage, microbatch) of a number."""
@@ -95,13 +101,10 @@ class Numbering:
     def _of(self, result: Result, stage: int) -> int:
         return (result * self.num_stages + stage) * self.num_microbatches
 
-    def _needed(self, op: Op, stage: int, across: bool) -> int:
+    def _bases(self, op: Op, stage: int) -> Bases:
+        needs = {True: self.size, False: self.size}
         for offset, result in RULES[op]:
-            if bool(offset) is across and 0 <= stage + offset < self.num_stages:
-                return self._of(result, stage + offset)
-        return self.size
-
-    def _left(self, op: Op, stage: int) -> int:
-        return next(
-            (self._of(result, stage) for result in RESULTS[op] if result in AWAITED), self.size + self.num_microbatches
-        )
+            if 0 <= stage + offset < self.num_stages:
+                needs[offset != 0] = self._of(result, stage + offset)
+        awaited = (self._of(result, stage) for result in RESULTS[op] if result in AWAITED)
+        return Bases(needs[False], needs[True], next(awaited, self.size + self.num_microbatches))

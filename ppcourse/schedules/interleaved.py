@@ -12,7 +12,7 @@ def interleaved(p: int, m: int, v: int = 2) -> Schedule:
     m  microbatches                           rank 1: 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3
     v  chunks, stages a rank
     r  rank
-    k  how manieth forward, or backward, of a rank it is
+    g  groups of p microbatches; in each, forwards go chunk after chunk, backwards the last chunk first
     w  warm-up: forwards before the first backward. Stage 0 gets its first gradient after v chunks of p
        microbatches; each rank before the last needs two more, one for the way down and one for the way back
 
@@ -20,26 +20,15 @@ def interleaved(p: int, m: int, v: int = 2) -> Schedule:
     not there. That is legal, since an action needs only actions of its own microbatch, and in the same order.
     """
     total = v * p * -(-m // p)
+    groups = range(0, total // v, p)  # by the first microbatch of each
     rows = []
     for r in range(p):
         w = min(total, 2 * (p - 1 - r) + (v - 1) * p)
-        row = [_forward(k, r, p, v) for k in range(w)]
-        for k in range(total - w):
-            row += [_forward(w + k, r, p, v), _backward(k, r, p, v)]
-        row += [_backward(k, r, p, v) for k in range(total - w, total)]
+        down = [Action(c * p + r, Op.F, g + i) for g in groups for c in range(v) for i in range(p)]
+        back = [Action(c * p + r, Op.B, g + i) for g in groups for c in reversed(range(v)) for i in range(p)]
+        row = down[:w]
+        for forward, backward in zip(down[w:], back, strict=False):
+            row += [forward, backward]
+        row += back[total - w :]
         rows.append(tuple(row if m % p == 0 else [action for action in row if action.microbatch < m]))
     return Schedule("interleaved", loop(p, v), m, tuple(rows))
-
-
-def _forward(k: int, r: int, p: int, v: int) -> Action:
-    """Groups of p microbatches; in a group, chunk after chunk."""
-    group, place = divmod(k, p * v)
-    chunk, i = divmod(place, p)
-    return Action(chunk * p + r, Op.F, group * p + i)
-
-
-def _backward(k: int, r: int, p: int, v: int) -> Action:
-    """The same groups, the last chunk first."""
-    group, place = divmod(k, p * v)
-    chunk, i = divmod(place, p)
-    return Action((v - 1 - chunk) * p + r, Op.B, group * p + i)

@@ -22,12 +22,10 @@ class Replay:
         self.plan = plan
         self.numbering = Numbering(plan.num_stages, plan.num_microbatches)
         self.stopped = [0] * plan.num_ranks
-        self.pairs: list[set[int]] = [set() for _ in plan.rows]  # of each rank, where its overlapped pairs start
-        for rank, position in plan.overlapped:
-            self.pairs[rank].add(position)
+        self.pairs = plan.pairs
 
     def __iter__(self) -> Iterator[tuple[int, range]]:
-        own, across, leaves = self.numbering.own, self.numbering.across, self.numbering.leaves
+        bases = self.numbering.bases
         done = bytearray(self.numbering.room)
         done[self.numbering.size :] = b"\1" * (self.numbering.room - self.numbering.size)
         sleepers: dict[int, list[int]] = {}  # number → ranks that wait for it
@@ -38,15 +36,16 @@ class Replay:
             position = begin
             for position in range(begin, len(row)):
                 stage, op, i = row[position]
-                need = across[op][stage] + i
+                own, across, leaves = bases[op][stage]
+                need = across + i
                 if done[need]:
-                    need = own[op][stage] + i
+                    need = own + i
                 if pairs and position in pairs:
                     need = next((need for need in self.needs(rank, position) if not done[need]), need)
                 if not done[need]:
                     sleepers.setdefault(need, []).append(rank)
                     break
-                number = leaves[op][stage] + i
+                number = leaves + i
                 done[number] = 1
                 if number in sleepers:
                     awake += sleepers.pop(number)

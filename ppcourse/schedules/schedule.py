@@ -58,6 +58,14 @@ class Schedule:
         """False if the plan has forwards only."""
         return any(action.op is not Op.F for row in self.rows for action in row)
 
+    @property
+    def pairs(self) -> list[set[int]]:
+        """For each rank, the positions of the F of its overlapped pairs."""
+        found: list[set[int]] = [set() for _ in self.rows]
+        for rank, position in self.overlapped:
+            found[rank].add(position)
+        return found
+
     def rank_of(self, stage: int, microbatch: int) -> int:
         """The rank that runs `stage` for `microbatch`."""
         return self.placement.rank_of(stage, microbatch)

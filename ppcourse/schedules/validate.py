@@ -1,6 +1,5 @@
 """Is a plan legal? Every broken rule as data: a code, a place, and a sentence."""
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,9 @@ from ppcourse.schedules.schedule import Schedule, ScheduleError
 
 Place = tuple[int, int]  # (rank, position)
 
-VERDICT = "_violations"  # where a plan that was looked at keeps what was found
+Order = tuple[tuple[int, range], ...]  # stretches of a replay
+
+VERDICT = "_verdict"  # where a plan that was looked at keeps what was found
 
 
 class Violation(NamedTuple):
@@ -34,9 +35,15 @@ class Violation(NamedTuple):
 
 def check(plan: Schedule) -> None:
     """Raise ScheduleError with the first violation's sentence, if there is one."""
-    violations = validate(plan)
+    order_of(plan)
+
+
+def order_of(plan: Schedule) -> Order:
+    """An order in which the plan can run (see Replay). Raises ScheduleError like check."""
+    violations, order = _verdict(plan)
     if violations:
         raise ScheduleError(violations[0].message)
+    return order
 
 
 def validate(plan: Schedule) -> tuple[Violation, ...]:
@@ -45,10 +52,20 @@ def validate(plan: Schedule) -> tuple[Violation, ...]:
     What each rank runs is looked at first, and everything wrong with it is told. Only if all the work is
     there, once and in its place, is the plan replayed; if it stops before its end, one violation says why.
     """
-    known: tuple[Violation, ...] | None = plan.__dict__.get(VERDICT)
+    return _verdict(plan)[0]
+
+
+def _verdict(plan: Schedule) -> tuple[tuple[Violation, ...], Order]:
+    """What is wrong, and the order in which the plan was replayed; a plan never changes, so neither do they."""
+    known: tuple[tuple[Violation, ...], Order] | None = plan.__dict__.get(VERDICT)
     if known is None:
-        known = tuple(_out_of_place(plan)) or tuple(_miscounted(plan)) or tuple(_stuck(plan))
-        plan.__dict__[VERDICT] = known  # a plan never changes, so neither does what is wrong with it
+        violations = tuple(_out_of_place(plan)) or tuple(_miscounted(plan))
+        order: Order = ()
+        if not violations:
+            replay = Replay(plan)
+            order = tuple(replay)
+            violations = tuple(_stuck(plan, replay))
+        known = plan.__dict__[VERDICT] = violations, order
     return known
 
 
@@ -83,7 +100,7 @@ def _miscounted(plan: Schedule) -> Iterator[Violation]:
     done, twice = bytearray(numbering.size), False
     for row in plan.rows:
         for stage, op, i in row:
-            for base in numbering.bases[op][stage]:
+            for base in numbering.made[op][stage]:
                 twice = twice or done[base + i] == 1
                 done[base + i] = 1
     if twice:
@@ -136,10 +153,8 @@ def _how(gone: Sequence[Result], stage: int, microbatch: int) -> str:
     return str(split[0] if gone[0] is Result.INPUT_GRAD else split[1])
 
 
-def _stuck(plan: Schedule) -> Iterator[Violation]:
-    """Replay the plan; if it stops before its end, the circle of ranks that wait for each other."""
-    replay = Replay(plan)
-    deque(replay, maxlen=0)
+def _stuck(plan: Schedule, replay: Replay) -> Iterator[Violation]:
+    """If the replay stopped before its end, the circle of ranks that wait for each other."""
     missing = replay.missing()
     if not missing:
         return
