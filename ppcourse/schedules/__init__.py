@@ -14,6 +14,9 @@ from ppcourse.schedules.interleaved import interleaved
 from ppcourse.schedules.naive import naive
 from ppcourse.schedules.one_f_one_b import one_f_one_b
 from ppcourse.schedules.schedule import Schedule
+from ppcourse.schedules.v_half import v_half
+from ppcourse.schedules.v_min import v_min
+from ppcourse.schedules.zb_v import zb_v
 from ppcourse.schedules.zero_bubble import zb_h1, zb_h2
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
@@ -24,6 +27,9 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "breadth-first": breadth_first,
     "zb-h1": zb_h1,
     "zb-h2": zb_h2,
+    "zb-v": zb_v,
+    "v-half": v_half,
+    "v-min": v_min,
     "dualpipe": dualpipe,
     "dualpipe-v": dualpipe_v,
 }
