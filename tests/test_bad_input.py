@@ -82,10 +82,6 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "one row of text with a slip": ({"plan": "0F0 0X0", "p": None, "m": None}, ["'0X0' is not an action"]),
     "no rows": ({"plan": [], "p": None, "m": None}, ["The plan is empty", "`0F0 0B0`"]),
     "no plan": ({"plan": None}, ["plan is None", "Schedule", "'gpipe'|the name of one"]),
-    "an action that ranks cannot do": (
-        {"plan": ["0F0 1F0 1B0 0I0 0W0"], "p": None, "m": None},
-        ["The plan has 0I0", "F and B only", "write B for I and W together"],
-    ),
     # the model
     "a model that is one layer": (
         {"model": nn.Linear(4, 3)},

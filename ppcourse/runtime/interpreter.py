@@ -47,7 +47,13 @@ class Interpreter:
     ) -> None:
         self.plan, self.rank, self.row = plan, rank, plan.rows[rank]
         self.stages, self.link, self.clock, self.board, self.meter = stages, link, clock, board, meter
-        self.handlers: dict[Op, Callable[[Action, Any], Any]] = {Op.F: self.forward, Op.B: self.backward}
+        self.handlers: dict[Op, Callable[[Action, Any], Any]] = {
+            Op.F: self.forward,
+            Op.B: self.backward,
+            Op.I: self.input_grad,
+            Op.W: self.weight_grad,
+        }
+        self.split = {(stage, microbatch) for stage, op, microbatch in self.row if op is Op.I}
         self.now: Action | None = None
         self.finished = 0
         self.handed_over: dict[tuple[Kind, int, int], Any] = {}
@@ -72,7 +78,7 @@ class Interpreter:
             del given, result, parcel
             self.meter.boundary()
             self.step.spans.append(Span(self.rank, action, start, end))
-            self.step.peak_held = max(self.step.peak_held, sum(len(s.stash) for s in self.stages.values()))
+            self.step.peak_held = max(self.step.peak_held, sum(s.held for s in self.stages.values()))
             self.finished += 1
         self.now = None
         self._note(State.IDLE, len(self.row))
@@ -80,7 +86,8 @@ class Interpreter:
 
     def forward(self, action: Action, given: Any) -> Any:
         i = action.microbatch
-        output = self.stages[action.stage].forward(i, given, self.ends.get(i))
+        split = (action.stage, i) in self.split
+        output = self.stages[action.stage].forward(i, given, self.ends.get(i), split)
         if action.stage + 1 == self.plan.num_stages and not torch.is_grad_enabled():
             self.step.outputs[i] = output
         return output
@@ -88,8 +95,16 @@ class Interpreter:
     def backward(self, action: Action, given: Any) -> Any:
         return self.stages[action.stage].backward(action.microbatch, given)
 
+    def input_grad(self, action: Action, given: Any) -> Any:
+        return self.stages[action.stage].input_grad(action.microbatch, given)
+
+    def weight_grad(self, action: Action, given: Any) -> None:
+        self.stages[action.stage].weight_grad(action.microbatch)
+
     def _given(self, action: Action) -> Arrival:
         """What the action starts from: the batch, a message, or what a stage on this rank handed over."""
+        if action.op is Op.W:
+            return Arrival(None, HERE)  # its stage has kept what it needs
         forward = action.op is Op.F
         if forward and action.stage == 0:
             return Arrival(self.inputs[action.microbatch], HERE)

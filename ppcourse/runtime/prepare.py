@@ -13,14 +13,12 @@ from ppcourse.analysis.partition import partition as partition_layers
 from ppcourse.runtime.shipping import check_travels, weights_in
 from ppcourse.runtime.training import Tie
 from ppcourse.schedules import SCHEDULES, build
-from ppcourse.schedules.action import Op
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Row, Schedule
 from ppcourse.schedules.validate import check
 
 Plan: TypeAlias = Schedule | str | Sequence[Row]
 Model: TypeAlias = nn.Sequential | Sequence[nn.Module]
-CAN = (Op.F, Op.B)  # what ranks can do
 
 
 def resolve_plan(plan: Plan, p: int | None, m: int | None, v: int | None) -> Schedule:
@@ -47,9 +45,6 @@ def resolve_plan(plan: Plan, p: int | None, m: int | None, v: int | None) -> Sch
             raise ValueError(
                 f"{letter} is {wanted}, but the plan {plan.name} has {letter} = {has[letter]}; leave {letter} out."
             )
-    for action in (action for row in plan.rows for action in row):
-        if action.op not in CAN:
-            raise ValueError(f"The plan has {action}, but ranks run F and B only so far; write B for I and W together.")
     return plan
 
 

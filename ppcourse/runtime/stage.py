@@ -1,12 +1,17 @@
 """One stage on its rank: forward, backward, and what is kept in between."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map
+
+from ppcourse.runtime.buffers import Buffers, as_before, changed, copies
+from ppcourse.runtime.cutting import closed, cutting
+from ppcourse.runtime.split import SplitError, Splitter
 
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -22,25 +27,40 @@ class End(NamedTuple):
     scale: float
 
 
+class Graph(NamedTuple):
+    """What backward runs through.
+
+    edges      where it begins, one for each tensor handed on, None where that needs no gradient
+    splitter   cut it so that I and W can run apart; None: it is whole
+    """
+
+    edges: list[GradientEdge | None]
+    splitter: Splitter | None
+
+
 class Stash(NamedTuple):
-    """What a microbatch leaves between its F and its B.
+    """What a microbatch leaves between its F and its B or I.
 
     inputs   the tensors that the stage's graph starts from, None where no gradient is wanted
-    edges    where backward begins, one for each tensor handed on: known since F, or found by running F again
+    graph    known since F, or found by running F again
     """
 
     inputs: list[Tensor | None]
-    edges: Callable[[], list[GradientEdge | None]]
+    graph: Callable[[], Graph]
 
 
 class Stage:
-    """A slice of the model. `stash[microbatch]` holds what backward will need, `losses` this step's losses.
+    """A slice of the model.
 
     layers        {number in the whole model: layer}, in order
     loss_fn       on the last stage only: (output, target) → one number
     seed          random numbers of a layer come from (seed, step, layer, microbatch) alone, so that neither the
                   cut nor the schedule changes them
     recompute     keep only the inputs of the stage, and run forward again before backward (Huang et al. 2019, §2.3)
+
+    stash         {microbatch: what its B or I will need}
+    owed          {microbatch: what its W will need}, from I on
+    losses        of this step
     """
 
     def __init__(
@@ -53,22 +73,36 @@ class Stage:
         self.layers, self.loss_fn = layers, loss_fn
         self.seed, self.step, self.recompute = seed, 0, recompute
         self.stash: dict[int, Stash] = {}
+        self.owed: dict[int, Splitter | None] = {}
         self.losses: list[Tensor] = []
+        self._buffered = [module for layer in layers.values() for module in layer.modules() if module._buffers]
 
-    def forward(self, microbatch: int, inputs: Any, end: End | None = None) -> Any:
-        """What this stage hands on. With an end the last stage also computes the loss, kept in `losses`."""
+    @property
+    def held(self) -> int:
+        """Of how many microbatches something is kept."""
+        return len(self.stash) + len(self.owed)
+
+    def forward(self, microbatch: int, inputs: Any, end: End | None = None, split: bool = False) -> Any:
+        """What this stage hands on. With an end the last stage also computes the loss, kept in `losses`.
+
+        split   backward will come as I and W: cut the graph for it
+        """
         keeps_graph = torch.is_grad_enabled() and not self.recompute
         again = torch.is_grad_enabled() and self.recompute
+        splitter = Splitter() if split else None
+        before = copies(self._buffered) if again else {}
         with torch.set_grad_enabled(keeps_graph):
             # a first layer may work in place, and running it again must find the inputs as they came
-            output, loss = self._compute(microbatch, _copy(inputs) if again else inputs, end)
+            given = _copy(inputs) if again else inputs
+            output, loss = self._compute(microbatch, given, end, splitter if keeps_graph else None)
         if loss is not None:
             self.losses.append(loss.detach())
         if keeps_graph:
-            edges = _edges(output, loss)
-            self._keep(microbatch, inputs, lambda: edges)
+            graph = Graph(_edges(output, loss), splitter)
+            self._keep(microbatch, inputs, lambda: graph)
         elif again:
-            self._keep(microbatch, inputs, lambda: _edges(*self._compute(microbatch, inputs, end)))
+            then = changed(before)
+            self._keep(microbatch, inputs, lambda: self._run_again(microbatch, inputs, end, splitter, then))
             output = self._announce_gradients(inputs, output)
         return output
 
@@ -78,30 +112,60 @@ class Stage:
         grads   one for each tensor that forward handed on, None where nobody needed it; None: begin at the loss
         """
         stash = self.stash.pop(microbatch)
-        edges = stash.edges()
-        given = [None] * len(edges) if grads is None else grads
-        due = [(e, g) for e, g in zip(edges, given, strict=True) if e and (grads is None or g is not None)]
-        if due:
-            torch.autograd.backward([edge for edge, _ in due], [grad for _, grad in due])
+        edges, due = _due(stash.graph(), grads)
+        if edges:
+            torch.autograd.backward(edges, due)
         return [None if tensor is None else tensor.grad for tensor in stash.inputs]
 
-    def _keep(self, microbatch: int, inputs: Any, edges: Callable[[], list[GradientEdge | None]]) -> None:
+    def input_grad(self, microbatch: int, grads: Sequence[Tensor | None] | None) -> list[Tensor | None]:
+        """I: as B, but the weights' gradients wait for W. Frees what W does not need."""
+        stash = self.stash.pop(microbatch)
+        graph = stash.graph()
+        self.owed[microbatch] = graph.splitter
+        assert graph.splitter, f"forward of microbatch {microbatch} did not know that its backward is split"
+        return graph.splitter.input_grad(*_due(graph, grads), stash.inputs, self._weights())
+
+    def weight_grad(self, microbatch: int) -> None:
+        """W: adds to the weights' gradients what I left over."""
+        splitter = self.owed.pop(microbatch)
+        assert splitter
+        splitter.weight_grad(self._weights())
+
+    def _weights(self) -> list[Tensor]:
+        every = (weight for layer in self.layers.values() for weight in layer.parameters())
+        return list({id(weight): weight for weight in every if weight.requires_grad}.values())
+
+    def _keep(self, microbatch: int, inputs: Any, graph: Callable[[], Graph]) -> None:
         wanted = [leaf if leaf.requires_grad else None for leaf in tensors_of(inputs)]
-        self.stash[microbatch] = Stash(wanted, edges)
+        self.stash[microbatch] = Stash(wanted, graph)
 
     def _announce_gradients(self, inputs: Any, output: Any) -> Any:
         """Without a graph, say that all that may require a gradient does; where it turns out not to, it is dropped."""
-        weights = (weight for layer in self.layers.values() for weight in layer.parameters())
-        if not any(tensor.requires_grad for tensor in (*weights, *tensors_of(inputs))):
+        if not self._weights() and not any(tensor.requires_grad for tensor in tensors_of(inputs)):
             return output
         return tree_map(lambda x: x.detach().requires_grad_(_has_gradient(x)) if isinstance(x, Tensor) else x, output)
 
-    def _compute(self, microbatch: int, inputs: Any, end: End | None) -> tuple[Any, Tensor | None]:
-        value = inputs
-        for number, layer in self.layers.items():
-            seed_for(self.seed, self.step, number, microbatch)
-            value = layer(value)
-            check_output(number, layer, value)
+    def _run_again(
+        self, microbatch: int, inputs: Any, end: End | None, splitter: Splitter | None, buffers: Buffers
+    ) -> Graph:
+        """F once more, this time with a graph; to `buffers` as they were, and without a trace in them."""
+        with as_before(buffers):
+            output, loss = self._compute(microbatch, inputs, end, splitter)
+        return Graph(_edges(output, loss), splitter)
+
+    def _compute(
+        self, microbatch: int, inputs: Any, end: End | None, splitter: Splitter | None
+    ) -> tuple[Any, Tensor | None]:
+        value = _aliases(inputs)
+        with cutting(splitter, self._buffered) if splitter else nullcontext():
+            for number, layer in self.layers.items():
+                seed_for(self.seed, self.step, number, microbatch)
+                try:
+                    value = layer(value)
+                except SplitError as error:
+                    raise SplitError(f"Layer {number} ({type(layer).__name__}) {error}") from None
+                check_output(number, layer, value)
+        value = closed(splitter, value) if splitter else value
         if self.loss_fn is None or end is None:
             return value, None
         loss = self.loss_fn(value, end.target)
@@ -147,6 +211,25 @@ def _a(value: Any) -> str:
     return "None" if value is None else f"{article} {name}{inside}"
 
 
+class _Alias(torch.autograd.Function):
+    """The same tensor, but no leaf, so that a first layer may work in place."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0]
+
+
+def _aliases(inputs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return inputs
+    alias: Callable[[Tensor], Tensor] = _Alias.apply
+    return tree_map(lambda x: alias(x) if isinstance(x, Tensor) and x.requires_grad else x, inputs)
+
+
 def _copy(value: Any) -> Any:
     return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, value)
 
@@ -154,6 +237,13 @@ def _copy(value: Any) -> Any:
 def _edges(output: Any, loss: Tensor | None) -> list[GradientEdge | None]:
     ends = tensors_of(output) if loss is None else [loss]
     return [get_gradient_edge(end) if end.requires_grad else None for end in ends]
+
+
+def _due(graph: Graph, grads: Sequence[Tensor | None] | None) -> tuple[list[GradientEdge], list[Tensor | None]]:
+    """The edges where backward really begins, and what it begins with."""
+    given = [None] * len(graph.edges) if grads is None else grads
+    due = [(e, g) for e, g in zip(graph.edges, given, strict=True) if e and (grads is None or g is not None)]
+    return [edge for edge, _ in due], [grad for _, grad in due]
 
 
 def _has_gradient(tensor: Tensor) -> bool:
