@@ -16,6 +16,7 @@ from ppcourse.schedules.one_f_one_b import one_f_one_b
 from ppcourse.schedules.schedule import Schedule
 from ppcourse.schedules.v_half import v_half
 from ppcourse.schedules.v_min import v_min
+from ppcourse.schedules.zb_auto import zb_auto
 from ppcourse.schedules.zb_v import zb_v
 from ppcourse.schedules.zero_bubble import zb_h1, zb_h2
 
@@ -27,6 +28,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "breadth-first": breadth_first,
     "zb-h1": zb_h1,
     "zb-h2": zb_h2,
+    "zb-auto": zb_auto,
     "zb-v": zb_v,
     "v-half": v_half,
     "v-min": v_min,
