@@ -37,6 +37,7 @@ LOG = "install.log"
 COMMANDS = {
     "lab": "open the lessons in JupyterLab, on your own copy in work/ (--no-browser --port N)",
     "demo": "train a small GPT on 4 real ranks with two schedules and draw the charts (--steps N --out DIR)",
+    "schedules": "compare all schedules: time, bubble, memory, their names elsewhere (-p N -m N --comm C)",
     "test": "check everything: lint, types, tests, every notebook (--quick, --all)",
     "doctor": "say what this machine can do",
     "build": "make the notebooks from solutions/*.py (NN …, --check)",
@@ -52,7 +53,7 @@ GPUs, a download of 2.6 GB. Without a GPU, take the small one the first time:
 
 {variable} is a pip index to take torch from; `cpu` is short for
 {index}.""".format(
-    commands="\n".join("  {:8}{}".format(*item) for item in COMMANDS.items()),
+    commands="\n".join("  {:11}{}".format(*item) for item in COMMANDS.items()),
     variable=TORCH_INDEX,
     index=CPU_INDEX,
 )

@@ -11,6 +11,7 @@ import pytest
 from test_course import course
 
 from ppcourse import cli
+from ppcourse.cli import check, workspace
 
 
 def python(code: str, **environ: str) -> str:
@@ -59,40 +60,40 @@ def names(folder: Path) -> list[str]:
 
 def test_the_first_start_copies_every_lesson(lessons) -> None:
     notebooks, work = lessons
-    assert list(cli.update_work(*lessons)) == []
+    assert list(workspace.update_work(*lessons)) == []
     assert names(work) == names(notebooks)
     assert (work / "03_a.ipynb").read_text() == "03_a.ipynb as the course has it"
 
 
 def test_the_learners_copy_is_never_overwritten_and_new_lessons_are_added(lessons) -> None:
     notebooks, work = lessons
-    list(cli.update_work(*lessons))
+    list(workspace.update_work(*lessons))
     (work / "03_a.ipynb").write_text("mine")
     (notebooks / "05_c.ipynb").write_text("new")
-    assert list(cli.update_work(*lessons)) == []
+    assert list(workspace.update_work(*lessons)) == []
     assert (work / "03_a.ipynb").read_text() == "mine"
     assert names(work) == ["03_a.ipynb", "04_b.ipynb", "05_c.ipynb"]
 
 
 def test_a_new_version_is_put_beside_and_spoken_of_once(lessons) -> None:
     notebooks, work = lessons
-    list(cli.update_work(*lessons))
+    list(workspace.update_work(*lessons))
     (work / "03_a.ipynb").write_text("mine")
     (notebooks / "03_a.ipynb").write_text("second version")
-    (sentence,) = cli.update_work(*lessons)
+    (sentence,) = workspace.update_work(*lessons)
     assert "03_a.ipynb has changed" in sentence
     assert "03_a.new.ipynb" in sentence
     assert (work / "03_a.ipynb").read_text() == "mine"
     assert (work / "03_a.new.ipynb").read_text() == "second version"
-    assert list(cli.update_work(*lessons)) == []
+    assert list(workspace.update_work(*lessons)) == []
 
 
 def test_work_done_in_a_new_version_is_kept_too(lessons) -> None:
     notebooks, work = lessons
-    list(cli.update_work(*lessons))
+    list(workspace.update_work(*lessons))
     for version in ("second version", "third version"):
         (notebooks / "03_a.ipynb").write_text(version)
-        list(cli.update_work(*lessons))
+        list(workspace.update_work(*lessons))
         (work / "03_a.new.ipynb").write_text("mine too")
     assert (work / "03_a.new.ipynb").read_text() == "mine too"
     assert (work / "03_a.new2.ipynb").read_text() == "third version"
@@ -101,10 +102,10 @@ def test_work_done_in_a_new_version_is_kept_too(lessons) -> None:
 @pytest.mark.parametrize("record", [None, '{"03_a.ip'])
 def test_a_lost_record_loses_no_work(lessons, record) -> None:
     _, work = lessons
-    list(cli.update_work(*lessons))
+    list(workspace.update_work(*lessons))
     (work / "03_a.ipynb").write_text("mine")
-    (work / cli.SOURCES).unlink() if record is None else (work / cli.SOURCES).write_text(record)
-    assert list(cli.update_work(*lessons)) == []
+    (work / workspace.SOURCES).unlink() if record is None else (work / workspace.SOURCES).write_text(record)
+    assert list(workspace.update_work(*lessons)) == []
     assert (work / "03_a.ipynb").read_text() == "mine"
 
 
@@ -114,7 +115,7 @@ def started(lessons, monkeypatch) -> list:
     calls: list = []
     monkeypatch.setattr(cli, "ROOT", lessons[0].parent)
     (cli.ROOT / "course.py").touch()
-    monkeypatch.setattr(cli, "become", lambda *call: calls.extend(call) or 0)
+    monkeypatch.setattr(workspace, "become", lambda *call: calls.extend(call) or 0)
     return calls
 
 
@@ -137,7 +138,7 @@ def test_the_kernel_is_this_pythons_whatever_the_user_has_installed(tmp_path) ->
     misleading = {"JUPYTER_DATA_DIR": str(tmp_path), "JUPYTER_PREFER_ENV_PATH": "0"}
     assert python(find, **misleading).strip() == str(theirs)
     ours = Path(sys.prefix, "share", "jupyter", "kernels", "python3")
-    assert python(find, **{**cli.kernel_environment(), **misleading}).strip() == str(ours)
+    assert python(find, **{**workspace.kernel_environment(), **misleading}).strip() == str(ours)
 
 
 # test: every part runs, and what failed is counted
@@ -145,7 +146,7 @@ def test_the_kernel_is_this_pythons_whatever_the_user_has_installed(tmp_path) ->
 
 def commands(*arguments: str) -> dict[str, list[str]]:
     options, extra = cli.parser().parse_known_args(["test", *arguments])
-    return dict(cli.parts(options.all, options.quick, extra))
+    return dict(check.parts(cli.ROOT, options.all, options.quick, extra))
 
 
 def test_the_parts_of_the_test() -> None:
@@ -167,7 +168,7 @@ def test_a_failed_part_stops_nothing_and_every_result_is_counted(started, monkey
         "def test_d(): assert 0\n"
     )
     parts = {"lint": ["nothing_of_this_name"], "tests": ["pytest", "test_one.py"], "last": ["this", "-h"]}
-    monkeypatch.setattr(cli, "parts", lambda *arguments: parts.items())
+    monkeypatch.setattr(check, "parts", lambda *arguments: parts.items())
     assert cli.main(["test"]) == 1
     *_, lint, tests, last, total = capfd.readouterr().out.splitlines()
     assert total == "2 passed, 3 failed"
@@ -179,7 +180,7 @@ def test_a_failed_part_stops_nothing_and_every_result_is_counted(started, monkey
 def test_no_notebooks_is_a_failure_that_is_said(started, capfd) -> None:
     for path in (cli.ROOT / "notebooks").iterdir():
         path.unlink()
-    outcome = cli.run_part("notebooks", ["pytest", "notebooks"], cli.ROOT)
+    outcome = check.run_part(cli.ROOT, "notebooks", ["pytest", "notebooks"], cli.ROOT)
     assert outcome.failed == 1
     assert "There are no notebooks in notebooks/" in capfd.readouterr().out
 
@@ -196,9 +197,9 @@ def test_the_cells_after_a_dead_or_endless_one_count_as_failed(started, cell) ->
         "pytest",
         "-o",
         "xfail_strict=true",
-        *cli.NBVAL,
+        *check.NBVAL,
         "--nbval-cell-timeout=5",
         "notebooks/03_a.ipynb",
     ]
-    outcome = cli.run_part("notebooks", command, cli.ROOT)
+    outcome = check.run_part(cli.ROOT, "notebooks", command, cli.ROOT)
     assert (outcome.passed, outcome.failed) == (1, 3)
