@@ -1,0 +1,250 @@
+"""How many bytes a rank takes, and what for: the ledger of a plan."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal, TypeAlias
+
+from ppcourse.analysis import formulas
+from ppcourse.analysis.buffers import Buffers
+from ppcourse.schedules.action import Action, Op
+from ppcourse.schedules.channels import Channel, Traffic, channels, outgoing
+from ppcourse.schedules.costs import PerStage, check_size, per_stage
+from ppcourse.schedules.placement import Placement
+from ppcourse.schedules.schedule import Schedule
+from ppcourse.schedules.validate import check
+
+Origin: TypeAlias = Literal["formula", "simulated", "measured"]
+
+KINDS = ("parameters", "gradients", "optimizer", "activations", "kept for W", "receive buffers", "sent outputs")
+UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the stages of a model take. Each is one number for every stage, or one number a stage.
+
+    parameters        how many weights a stage has
+    weight_bytes      bytes of a weight; with 2, 4 and 12 the three make 18 a parameter: bf16 weights, float32
+                      gradients, and float32 copies, Adam's two moments included (Megatron-LM,
+                      theoretical_memory_usage.py). All float32 with Adam: 4, 4 and 8
+    gradient_bytes    bytes of its gradient
+    optimizer_bytes   bytes of optimizer state for it; `12 / data_parallel` where the replicas share it
+    stashed           bytes that F keeps for the backward of one microbatch
+    kept_for_w        what of it is left after I, until W
+    boundary          bytes that a stage hands on for one microbatch; the gradient that comes back takes as many
+
+    Raises ValueError for what is not a finite number of at least 0.
+    """
+
+    parameters: PerStage = 0.0
+    weight_bytes: float = 2.0
+    gradient_bytes: float = 4.0
+    optimizer_bytes: float = 12.0
+    stashed: PerStage = 0.0
+    kept_for_w: PerStage = 0.0
+    boundary: PerStage = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_size(f"Sizes.{field.name}", getattr(self, field.name), one_only=field.name.endswith("_bytes"))
+
+    def of(self, name: str, num_stages: int) -> tuple[float, ...]:
+        """The numbers called `name`, stage by stage. Raises ValueError if they are of another number of stages."""
+        return per_stage(f"Sizes.{name}", getattr(self, name), num_stages)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Bytes by rank and kind; one type for what a formula says, what a plan makes of it, and what was measured.
+
+    rows[rank]   bytes by kind. A formula and a plan have all of KINDS; a measurement has what it can tell apart
+    origin       where the numbers are from
+
+    Activations, and what is kept for W, are those of the moment at which the rank holds most of both together.
+    """
+
+    name: str
+    rows: tuple[Mapping[str, float], ...]
+    origin: Origin
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.rows)
+
+    @property
+    def totals(self) -> tuple[float, ...]:
+        """For each rank, all kinds together."""
+        return tuple(sum(row.values()) for row in self.rows)
+
+    @property
+    def peak(self) -> float:
+        """Of the rank that takes most."""
+        return max(self.totals, default=0.0)
+
+    def of(self, kind: str) -> tuple[float, ...]:
+        """For each rank, the bytes of one kind."""
+        return tuple(row.get(kind, 0.0) for row in self.rows)
+
+    def __str__(self) -> str:
+        kinds = list(dict.fromkeys(kind for row in self.rows for kind in row))
+        shown = [kind for kind in kinds if any(self.of(kind))]
+        cells = [["rank", *shown, "total"]]
+        unit, scale = _unit(self.totals)
+        for rank, row in enumerate(self.rows):
+            numbers = [*(row.get(kind, 0.0) for kind in shown), self.totals[rank]]
+            cells.append([str(rank), *(f"{number / scale:.2f}" for number in numbers)])
+        return f"{self.name} ({self.origin}), {unit}\n{aligned(cells)}"
+
+    __repr__ = __str__
+
+
+Held: TypeAlias = tuple[float, float, float]
+"""Of one rank, at the moment at which it holds most: from F to B or I, from I to W, and outputs that were kept."""
+
+
+def ledger(
+    plan: Schedule, sizes: Sizes, *, origin: Literal["simulated", "formula"] = "simulated", keep_outputs: bool = False
+) -> Ledger:
+    """What each rank takes, by kind.
+
+    origin         "simulated": found by going through the plan, exact for any; "formula": the closed forms, for the
+                   schedules that have one and where the stages of a rank are alike
+    keep_outputs   whether what a stage has sent is kept until its backward, which needs no more than that it was
+                   there. Otherwise a rank keeps the one message of a channel that is on its way
+
+    A channel has receives posted one further ahead than its plan needs, see channels.py. What an action takes
+    while it runs and gives back at its end is left out: that is for a measurement.
+
+    Raises ScheduleError for a plan that breaks a rule, and ValueError for sizes of another number of stages and
+    where there is no closed form.
+    """
+    check(plan)
+    if origin == "simulated":
+        return tally(plan, sizes, held_by_plan(plan, sizes, keep_outputs), channels(plan), keep_outputs)
+    held = held_by_formula(plan, sizes, keep_outputs)
+    if held is None:
+        raise ValueError(f"There is no closed form for what {plan.name} holds here; take origin='simulated'.")
+    return replace(tally(plan, sizes, held, None, keep_outputs), origin="formula")
+
+
+def tally(
+    plan: Schedule,
+    sizes: Sizes,
+    held: Sequence[Held],
+    traffic: Mapping[Channel, Traffic] | None,
+    keep_outputs: bool = False,
+) -> Ledger:
+    """The ledger of ranks that hold so much; without traffic, of channels whose messages are used in their order."""
+    buffers = Buffers(plan, sizes.of("boundary", plan.num_stages))
+    received, sent = buffers.received(traffic), buffers.sent(gradients_only=keep_outputs)
+    rows = []
+    for rank, weights in enumerate(static(plan.placement, sizes)):
+        activations, owed, outputs = held[rank]
+        numbers = (*weights, activations, owed, received[rank], sent[rank] + outputs)
+        rows.append(dict(zip(KINDS, numbers, strict=True)))
+    return Ledger(plan.name, tuple(rows), "simulated")
+
+
+def side_by_side(*ledgers: Ledger) -> str:
+    """What each rank takes in all, as a table with a column a ledger: formula, simulated, measured.
+
+    Raises ValueError for ledgers of different numbers of ranks, and for none.
+    """
+    ranks = {each.num_ranks for each in ledgers}
+    if len(ranks) != 1:
+        raise ValueError(f"Side by side go ledgers of the same ranks; these have {sorted(ranks) or 'none'}.")
+    unit, scale = _unit([total for each in ledgers for total in each.totals])
+    columns = [[f"{total / scale:.2f}" for total in each.totals] for each in ledgers]
+    rows = [[str(rank), *row] for rank, row in enumerate(zip(*columns, strict=True))]
+    return f"{unit} a rank\n{aligned([['rank', *(each.origin for each in ledgers)], *rows])}"
+
+
+def static(placement: Placement, sizes: Sizes) -> Iterator[tuple[float, float, float]]:
+    """For each rank, the bytes of weights, gradients and optimizer state."""
+    parameters = sizes.of("parameters", placement.num_stages)
+    for rank in range(placement.num_ranks):
+        weights = sum(parameters[stage] for stage in placement.stages_of(rank))
+        yield weights * sizes.weight_bytes, weights * sizes.gradient_bytes, weights * sizes.optimizer_bytes
+
+
+def held_by_plan(plan: Schedule, sizes: Sizes, keep_outputs: bool = False) -> tuple[Held, ...]:
+    """Found by going through each row; of equal moments, the first."""
+    stashed, kept = sizes.of("stashed", plan.num_stages), sizes.of("kept_for_w", plan.num_stages)
+    output = _outputs(plan, sizes) if keep_outputs else (0.0,) * plan.num_stages
+    peaks = []
+    for row in plan.rows:
+        peak: Held = (0.0, 0.0, 0.0)
+        most = activations = owed = outputs = 0.0
+        for stage, op, _ in row:
+            if op is Op.F:
+                activations, outputs = activations + stashed[stage], outputs + output[stage]
+            elif op is Op.W:
+                owed -= kept[stage]
+            else:
+                activations, outputs = activations - stashed[stage], outputs - output[stage]
+                owed += kept[stage] if op is Op.I else 0.0
+            if activations + owed + outputs > most:
+                most, peak = activations + owed + outputs, (activations, owed, outputs)
+        peaks.append(peak)
+    return tuple(peaks)
+
+
+def _outputs(plan: Schedule, sizes: Sizes) -> tuple[float, ...]:
+    """What each stage sends on, if it does."""
+    boundary = sizes.of("boundary", plan.num_stages)
+    sends = (outgoing(plan, Action(stage, Op.F, 0)) is not None for stage in range(plan.num_stages))
+    return tuple(size if does else 0.0 for size, does in zip(boundary, sends, strict=True))
+
+
+def closed_form(name: str, p: int, m: int, v: int = 1) -> tuple[tuple[float, float], ...] | None:
+    """For each rank, how many microbatches it holds from F to B or I, and from I to W, where it holds most; in
+    microbatches of all its stages. None where there is no closed form, or its conditions are not met.
+
+    For Zero Bubble: warm-up w and one more, and from I to W one for each forward of warm-up that rank 0 has more;
+    kept_for_w must not be more than stashed. For the others see formulas.py.
+    """
+    if name in ("gpipe", "breadth-first"):
+        return ((m, 0),) * p
+    if name == "naive":
+        return ((1, 0),) * p
+    if name == "1f1b":
+        return tuple((held, 0) for held in formulas.one_f_one_b_in_flight(p, m))
+    if name == "interleaved" and m % p == 0:
+        return tuple((held, 0) for held in formulas.interleaved_in_flight(p, m, v))
+    if name in ("zb-h1", "zb-h2"):
+        deep = 2 if name == "zb-h2" else 1
+        warm_up = [(p - 1 - rank) * deep for rank in range(p)]
+        return tuple((min(m, w + 1), min(rank * deep, max(0, m - w - 1))) for rank, w in enumerate(warm_up))
+    return None
+
+
+def held_by_formula(
+    plan: Schedule, sizes: Sizes, keep_outputs: bool = False, m: int | None = None
+) -> tuple[Held, ...] | None:
+    """By the closed form; None where it does not hold, as where more is kept for W than F had kept.
+
+    m   says how many microbatches there are, if not as many as in the plan
+    """
+    counts = closed_form(plan.name, plan.num_ranks, m or plan.num_microbatches, plan.stages_per_rank)
+    stashed, kept = sizes.of("stashed", plan.num_stages), sizes.of("kept_for_w", plan.num_stages)
+    if counts is None or not plan.trains or any(k > s for k, s in zip(kept, stashed, strict=True)):
+        return None
+    output = _outputs(plan, sizes) if keep_outputs else (0.0,) * plan.num_stages
+    held = []
+    for rank, (whole, owed) in enumerate(counts):
+        stages = plan.placement.stages_of(rank)
+        each = [sum(numbers[stage] for stage in stages) for numbers in (stashed, kept, output)]
+        held.append((whole * each[0], owed * each[1], whole * each[2]))
+    return tuple(held)
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> str:
+    """Rows of text as a table, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
+
+
+def _unit(numbers: Sequence[float]) -> tuple[str, float]:
+    """The largest unit in which the largest number is at least 1."""
+    largest = max(numbers, default=0.0)
+    return next(((name, size) for name, size in UNITS if largest >= size), ("bytes", 1))
