@@ -74,7 +74,7 @@ class Candidate:
 
     @property
     def plan(self) -> Schedule:
-        return _build(self.schedule, self.p, self.m, self.v)
+        return _plan(self.schedule, self.p, self.m, self.v)
 
     @property
     def num_stages(self) -> int:
@@ -89,7 +89,11 @@ class Candidate:
     @cached_property
     def costs(self) -> Costs:
         """What an action and a hop of the plan take."""
-        return self._costs(1.0)
+        forward, input_grad, weight_grad = self._times(1.0)
+        hop = self.cluster.hop
+        bandwidth = None if hop.bandwidth == math.inf else hop.bandwidth
+        size = self.shape.boundary(self.microbatch)
+        return Costs(forward, input_grad, weight_grad, comm=hop.latency, size=size, bandwidth=bandwidth)
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -159,7 +163,7 @@ class Candidate:
         """A bound that no simulation of the plan can be below: what a rank has to do, after the way of a first
         microbatch to it and, but for weight gradients, before the way of the last gradient back from it."""
         place, durations = self._short.placement, self.costs.durations(self.num_stages)
-        hop = self.costs.comm + self.costs.transfers(self.num_stages)[0]
+        hop = self.cluster.hop.carry(self.shape.boundary(self.microbatch))
         split = any(action.op is Op.W for row in self._short.rows for action in row)
         bound = 0.0
         for rank in range(self.p):
@@ -180,30 +184,23 @@ class Candidate:
         return bound + self.all_reduce_time
 
     def paced(self, factor: float = 1.0) -> tuple[Schedule, Costs]:
-        """The plan, and its costs in seconds times `factor`: for `run(plan, ..., pace=costs)`, where all of a rank is
-        to last as long as predicted, or `factor` times as long so that slow hardware can keep up.
+        """The plan, and its costs in seconds times `factor`, for `run(plan, ..., pace=costs)`: so many times as long
+        as predicted, that slow ranks can keep up.
 
+        Pace knows no bandwidth, so a hop is latency and transfer in one: the same unless messages queue.
         Raises ValueError for a factor that is not a finite number above 0.
         """
         if not (isinstance(factor, Real) and 0 < factor < math.inf):
             raise ValueError(f"factor is {factor!r}; it must be a finite number above 0.")
-        return self.plan, self._costs(factor)
+        hop = self.cluster.hop.carry(self.shape.boundary(self.microbatch))
+        forward, input_grad, weight_grad = self._times(factor)
+        return self.plan, Costs(forward, input_grad, weight_grad, comm=factor * hop)
 
-    def _costs(self, factor: float) -> Costs:
+    def _times(self, factor: float) -> tuple[tuple[float, ...], ...]:
+        """Of F, I and W, stage by stage."""
         operation = factor / (self.cluster.gpu.flops * self.cluster.efficiency)
-        hop = self.cluster.hop
-        forward, input_grad, weight_grad = (
-            tuple(work * operation for work in self._by_stage(word))
-            for word in ("forward", "input_grad", "weight_grad")
-        )
-        return Costs(
-            forward,
-            input_grad,
-            weight_grad,
-            comm=factor * hop.latency,
-            size=self.shape.boundary(self.microbatch),
-            bandwidth=None if hop.bandwidth == math.inf else hop.bandwidth / factor,
-        )
+        words = ("forward", "input_grad", "weight_grad")
+        return tuple(tuple(work * operation for work in self._by_stage(word)) for word in words)
 
     @cached_property
     def _short(self) -> Schedule:
@@ -211,7 +208,7 @@ class Candidate:
         or an even number. Raises ValueError if there is none with m."""
         for fewer in (2, 2 * self.p):
             try:
-                return _build(self.schedule, self.p, min(self.m, fewer + self.m % 2), self.v)
+                return _short_plan(self.schedule, self.p, min(self.m, fewer + self.m % 2), self.v)
             except ValueError:
                 continue
         return self.plan
@@ -224,9 +221,8 @@ class Candidate:
         return per_stage([getattr(layer, word) for layer in self._work], self.layers)
 
 
-@lru_cache(maxsize=256)
-def _build(name: str, p: int, m: int, v: int) -> Schedule:
-    return build(name, p, m, v)
+_short_plan = lru_cache(maxsize=1024)(build)
+_plan = lru_cache(maxsize=8)(build)  # these are large
 
 
 @lru_cache(maxsize=1024)

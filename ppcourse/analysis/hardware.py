@@ -106,12 +106,12 @@ LINKS: dict[str, Link] = {
 Device = TypeVar("Device", GPU, Link)
 
 
-def known(thing: str | Device, table: Mapping[str, Device], kind: str) -> Device:
+def known(thing: str | Device, table: Mapping[str, Device], kind: type[Device]) -> Device:
     """The thing itself, or what its name stands for. Raises ValueError for a name that is not in the table."""
-    if not isinstance(thing, str):
+    if isinstance(thing, kind):
         return thing
-    if thing not in table:
-        near = difflib.get_close_matches(thing.lower(), table, n=1, cutoff=0.4)
+    if not isinstance(thing, str) or thing not in table:
+        near = difflib.get_close_matches(str(thing).lower(), table, n=1, cutoff=0.4)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"There is no {kind} {thing!r}; there are {', '.join(table)}.{hint}")
+        raise ValueError(f"There is no {kind.__name__} {thing!r}; there are {', '.join(table)}.{hint}")
     return table[thing]

@@ -107,8 +107,8 @@ def ledger(
 ) -> Ledger:
     """What each rank takes, by kind.
 
-    origin         "simulated": found by going through the plan, exact for any; "formula": the closed forms, for the
-                   schedules that have one and where the stages of a rank are alike
+    origin         "simulated": found by going through the plan, for any; "formula": by the closed forms, for the
+                   schedules that have one, where a rank's stages are alike and W keeps no more than F
     keep_outputs   whether what a stage has sent is kept until its backward, which needs no more than that it was
                    there. Otherwise a rank keeps the one message of a channel that is on its way
 
@@ -221,11 +221,13 @@ def closed_form(name: str, p: int, m: int, v: int = 1) -> tuple[tuple[float, flo
 def held_by_formula(
     plan: Schedule, sizes: Sizes, keep_outputs: bool = False, m: int | None = None
 ) -> tuple[Held, ...] | None:
-    """By the closed form; None where it does not hold, as where more is kept for W than F had kept.
+    """By the closed form; None where it does not hold: more is kept for W than F had kept, or a rank that holds a part
+    of its microbatches' activations has stages of different sizes.
 
     m   says how many microbatches there are, if not as many as in the plan
     """
-    counts = closed_form(plan.name, plan.num_ranks, m or plan.num_microbatches, plan.stages_per_rank)
+    m = m or plan.num_microbatches
+    counts = closed_form(plan.name, plan.num_ranks, m, plan.stages_per_rank)
     stashed, kept = sizes.of("stashed", plan.num_stages), sizes.of("kept_for_w", plan.num_stages)
     if counts is None or not plan.trains or any(k > s for k, s in zip(kept, stashed, strict=True)):
         return None
@@ -233,6 +235,8 @@ def held_by_formula(
     held = []
     for rank, (whole, owed) in enumerate(counts):
         stages = plan.placement.stages_of(rank)
+        if whole < m and len({(stashed[stage], output[stage]) for stage in stages}) > 1:
+            return None
         each = [sum(numbers[stage] for stage in stages) for numbers in (stashed, kept, output)]
         held.append((whole * each[0], owed * each[1], whole * each[2]))
     return tuple(held)

@@ -58,7 +58,7 @@ def partition(
         raise ValueError(f"There is no partition method {method!r}; the methods are {', '.join(METHODS)}.")
     limited = any(argument is not None for argument in (layer_memory, layer_stashed, held, limits))
     if method != "optimal" and (limited or placement):
-        what = "memory" if limited else "the ranks of the stages"
+        what = "memory" if limited else "ranks"
         raise ValueError(f"The method {method} does not look at {what}; take method='optimal', or leave that out.")
     fixed = _fixed(layers, num_stages, first, last)
     if method == "uniform":

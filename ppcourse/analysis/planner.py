@@ -81,7 +81,7 @@ class Choice:
         return str(min(self.refused, key=lambda refused: (refused.kind != MEMORY, refused.by)))
 
 
-HEAD = ("", "schedule", "p", "v", "replicas", "m", "of", "step", "bubble", "all-reduce", "utilisation", "memory")
+HEAD = ("", "schedule", "p", "v", "replicas", "m", "each", "step", "bubble", "all-reduce", "utilisation", "memory")
 
 
 def _cells(place: int, c: Candidate) -> Sequence[str]:
@@ -128,6 +128,8 @@ def choose(
 
     Raises ValueError for names and numbers that are none. What is not possible is no error, see Choice.refused.
     """
+    if not isinstance(shape, Shape):
+        raise ValueError(f"shape is {shape!r}; it must be a Shape, as in Shape(layers=32, hidden=4096, ...).")
     for word, value in (("gpus", gpus), ("batch", batch), ("per_node", per_node), ("top", top)):
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise ValueError(f"{word} is {value!r}; it must be a whole number of at least 1.")
@@ -135,10 +137,12 @@ def choose(
         if not 0 < share <= 1:
             raise ValueError(f"{word} is {share!r}; it must be a share above 0 and up to 1.")
     cluster = Cluster(
-        gpus, known(gpu, GPUS, "GPU"), known(link, LINKS, "link"), known(network, LINKS, "link"), per_node,
+        gpus, known(gpu, GPUS, GPU), known(link, LINKS, Link), known(network, LINKS, Link), per_node,
         efficiency, headroom,
     )  # fmt: skip
     names = tuple(name for name in SCHEDULES if name not in LEFT_OUT) if schedules is None else tuple(schedules)
+    if not names or not set(names) <= set(SCHEDULES):
+        raise ValueError(f"schedules is {schedules!r}; name one or more of {', '.join(SCHEDULES)}.")
     found = list(_all(shape, cluster, batch, names, most_microbatches, recompute, share_optimizer))
     candidates, slower = _ranked([each for each in found if isinstance(each, Candidate)], top)
     return Choice(cluster, batch, candidates, slower, tuple(each for each in found if isinstance(each, Refused)))
@@ -191,13 +195,13 @@ def _checked(candidate: Candidate) -> Found:
     what, layers = str(candidate), candidate.shape.layers + 2
     stages = candidate.p * (candidate.v if candidate.schedule in CHOOSES_V else 1)
     try:
-        stages = stages if stages > layers else candidate.num_stages
-        if stages > layers:
-            why = f"{layers} layers, embedding and head counted in, do not make {stages} stages."
-            return Refused(what, why, LAYERS)
-        shortage = candidate.shortage
+        stages = max(stages, candidate.num_stages) if stages <= layers else stages
     except ValueError as error:
         return Refused(what, str(error), CONDITIONS)
+    if stages > layers:
+        why = f"{layers} layers, embedding and head counted in, do not make {stages} stages."
+        return Refused(what, why, LAYERS)
+    shortage = candidate.shortage
     if shortage:
         by, why = shortage
         return Refused(what, why, MEMORY, by)

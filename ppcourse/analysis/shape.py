@@ -93,6 +93,7 @@ class Shape:
         16 h + 4 ffn a token, the 32 h of Qi et al. 2024.
         """
         s, h, tokens = self.sequence, self.hidden, self.sequence * b
+        stashed = layer_activations(s, b, h, self.heads, ffn=self.width, recompute=recompute)
         matrices = 4 * h * h + 2 * h * self.width
         product, scores = 2.0 * tokens * matrices, 4.0 * tokens * s * h
         again = {"none": 0.0, "selective": scores, "full": product + scores}[recompute]
@@ -101,7 +102,7 @@ class Shape:
             input_grad=product + 2 * scores + again,
             weight_grad=product,
             parameters=matrices + 4 * h,
-            stashed=layer_activations(s, b, h, self.heads, ffn=self.width, recompute=recompute),
+            stashed=stashed,
             kept_for_w=float(tokens * (16 * h + 4 * self.width)),
         )
 
