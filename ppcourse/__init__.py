@@ -25,11 +25,11 @@ from ppcourse.analysis.hardware import GPU as GPU
 from ppcourse.analysis.hardware import Link as Link
 from ppcourse.analysis.in_flight import in_flight as in_flight
 from ppcourse.analysis.in_flight import in_flight_bytes as in_flight_bytes
+from ppcourse.analysis.ledger import Ledger as Ledger
+from ppcourse.analysis.ledger import side_by_side as side_by_side
 from ppcourse.analysis.megatron_split import megatron_split as megatron_split
-from ppcourse.analysis.memory import Ledger as Ledger
 from ppcourse.analysis.memory import Sizes as Sizes
 from ppcourse.analysis.memory import ledger as ledger
-from ppcourse.analysis.memory import side_by_side as side_by_side
 from ppcourse.analysis.partition import partition as partition
 from ppcourse.analysis.planner import choose as choose
 from ppcourse.analysis.shape import Shape as Shape

@@ -16,7 +16,8 @@ from ppcourse.analysis.activations import (
     split_activations,
 )
 from ppcourse.analysis.in_flight import in_flight_bytes
-from ppcourse.analysis.memory import KINDS, Ledger, Sizes, ledger, side_by_side
+from ppcourse.analysis.ledger import KINDS, Ledger, side_by_side
+from ppcourse.analysis.memory import Sizes, ledger
 from ppcourse.schedules import build
 from ppcourse.schedules.channels import channels
 from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only

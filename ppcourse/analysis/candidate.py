@@ -7,7 +7,8 @@ from numbers import Real
 
 from ppcourse.analysis.activations import Recompute
 from ppcourse.analysis.hardware import GPU, Link, all_reduce_time
-from ppcourse.analysis.memory import Ledger, Sizes, held_by_formula, held_by_plan, static, tally
+from ppcourse.analysis.ledger import Ledger
+from ppcourse.analysis.memory import Sizes, held_by_formula, held_by_plan, static, tally
 from ppcourse.analysis.partition import partition
 from ppcourse.analysis.shape import LayerWork, Shape, per_stage
 from ppcourse.analysis.simulate import simulate

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from ppcourse.analysis.activations import Recompute
 from ppcourse.analysis.candidate import Candidate, Cluster
 from ppcourse.analysis.hardware import GPU, GPUS, LINKS, Link, known
-from ppcourse.analysis.memory import aligned
+from ppcourse.analysis.ledger import aligned
 from ppcourse.analysis.shape import Shape
 from ppcourse.schedules import SCHEDULES, TWO_STAGES
 
