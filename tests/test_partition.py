@@ -128,6 +128,7 @@ def test_of_equally_good_partitions_the_smallest_last_stage_is_taken_and_so_on_t
         num_stages = rng.randint(1, len(costs))
         expected = min(every_partition(len(costs), num_stages), key=lambda sizes: rank(costs, sizes))
         assert partition(costs, num_stages) == expected
+    assert partition([0, 0, 0], 2, "max-minus-min") == (2, 1)
 
 
 @pytest.mark.parametrize("unit", [0.1, 1 / 3, 1e-9, 1e12])

@@ -2,15 +2,16 @@
 
 import dataclasses
 import math
+import random
 import time
 from functools import cache
 
 import pytest
 from strategies import refused
 
-from ppcourse.analysis.candidate import Candidate, Cluster
+from ppcourse.analysis.candidate import REPEATING, Candidate, Cluster
 from ppcourse.analysis.hardware import GPU, GPUS, LINKS, Link, all_reduce_time
-from ppcourse.analysis.memory import ledger
+from ppcourse.analysis.memory import Sizes, held_by_plan, ledger
 from ppcourse.analysis.planner import Choice, choose
 from ppcourse.analysis.shape import Shape
 from ppcourse.analysis.simulate import simulate
@@ -92,6 +93,25 @@ def test_its_memory_is_that_of_its_ledger() -> None:
         book = ledger(candidate.plan, candidate.sizes)
         for found, right in zip(candidate.ledger.rows, book.rows, strict=True):
             assert found == pytest.approx(right), str(candidate)
+
+
+@pytest.mark.parametrize(
+    ("name", "v"), [(name, v) for name in REPEATING for v in ((2, 3) if name == "interleaved" else (2,))]
+)
+def test_a_few_rounds_of_a_repeating_plan_hold_as_much_as_all(name: str, v: int) -> None:
+    """Stages of all sizes, so that it matters which of them are held."""
+    rng = random.Random(0)
+    for p in (2, 4, 6):
+        for m in range(3 * p, 8 * p, 1 if p < 6 else 5):
+            if name == "dualpipe" and m % 2:
+                continue
+            candidate = dataclasses.replace(small().best, schedule=name, p=p, v=v, m=m)
+            short, whole = candidate._settled, candidate.plan
+            assert short.num_microbatches <= min(m, 5 * p)
+            for _ in range(3):
+                stashed, kept = ([rng.randint(0, 9) for _ in range(whole.num_stages)] for _ in range(2))
+                sizes = Sizes(stashed=stashed, kept_for_w=kept)
+                assert held_by_plan(short, sizes) == held_by_plan(whole, sizes), (p, m)
 
 
 def test_replicas_may_share_the_optimizer() -> None:
@@ -215,6 +235,17 @@ def test_between_nodes_messages_take_the_network_and_sums_stay_inside_if_they_ca
     assert all_reduce_time(1e9, 4, network) == pytest.approx(2 * 3 / 4 * 10)
 
 
+def test_the_two_copies_of_a_stage_in_dualpipe_are_summed_like_replicas_a_hop_away() -> None:
+    """Four ranks hold a stage: two pipelines, two ends. Of 1f1b's, two neighbours do."""
+    inside, outside = Link("inside", 1e9, 0.0), Link("outside", 1e6, 0.0)
+    options = {"gpus": 8, "link": inside, "network": outside, "per_node": 4, "schedules": ("1f1b", "dualpipe")}
+    found = {c.schedule: c for c in all_of(small(**options)) if (c.p, c.microbatch) == (4, 1)}
+    for name, members, bandwidth in (("1f1b", 2, 1e9), ("dualpipe", 4, 1e6)):
+        gradients = max(found[name].ledger.of("gradients"))
+        summed = 2 * (members - 1) / members * gradients / bandwidth
+        assert found[name].all_reduce_time == pytest.approx(summed, rel=1e-12)
+
+
 # What is feasible.
 
 
@@ -246,6 +277,13 @@ def test_seven_billion_parameters_do_not_fit_one_gpu_of_24_gb_and_it_says_why() 
     assert 20.1 + nearest.by / 2**30 > weights > 112
     with pytest.raises(ValueError, match=r"^Nothing of this is feasible\. 1f1b, p = 1"):
         _ = choice.best
+
+
+def test_what_comes_nearest_is_what_is_least_short() -> None:
+    choice = choose(SEVEN_B, gpus=8, gpu="l4", link="pcie4", batch=64)
+    exact = [r for r in choice.refused if "short by" in r.why and "at least" not in r.why]
+    nearest = min(exact, key=lambda r: r.by)
+    assert str(choice).splitlines()[1] == f"Nothing of this is feasible. {nearest}"
 
 
 def test_seven_billion_parameters_fit_eight_gpus_of_80_gb_in_a_pipeline_only() -> None:

@@ -18,6 +18,8 @@ from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.placement import Placement
 from ppcourse.schedules.schedule import Schedule
 
+REPEATING = ("interleaved", "dualpipe", "dualpipe-v")
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -110,9 +112,8 @@ class Candidate:
     @cached_property
     def ledger(self) -> Ledger:
         """What each rank takes."""
-        one_each = self.num_stages == self.p and not self._short.placement.opposite
-        by_formula = one_each and held_by_formula(self._short, self.sizes, m=self.m)
-        return tally(self._short, self.sizes, by_formula or held_by_plan(self.plan, self.sizes), None)
+        held = held_by_formula(self._short, self.sizes, m=self.m) or held_by_plan(self._settled, self.sizes)
+        return tally(self._short, self.sizes, held, None)
 
     @property
     def shortage(self) -> tuple[float, str] | None:
@@ -213,6 +214,14 @@ class Candidate:
             except ValueError:
                 continue
         return self.plan
+
+    @property
+    def _settled(self) -> Schedule:
+        """A plan that holds as much. Where rows repeat themselves in the middle, that is one with a few rounds of p
+        microbatches and what is left over of m."""
+        enough = 3 * self.p + self.m % (2 * self.p)
+        fewer = self.schedule in REPEATING and self.m > enough
+        return _short_plan(self.schedule, self.p, enough, self.v) if fewer else self.plan
 
     @property
     def _work(self) -> tuple[LayerWork, ...]:

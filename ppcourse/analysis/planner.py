@@ -77,8 +77,9 @@ class Choice:
     __repr__ = __str__
 
     def _nearest(self) -> str:
-        """The refused one that is least short of memory, or the first."""
-        return str(min(self.refused, key=lambda refused: (refused.kind != MEMORY, refused.by)))
+        """The refused one that is least short of memory, of those of which it is known exactly if there are any."""
+        unlike = [(refused.kind != MEMORY, "at least" in refused.why, refused.by) for refused in self.refused]
+        return str(self.refused[unlike.index(min(unlike))])
 
 
 HEAD = ("", "schedule", "p", "v", "replicas", "m", "each", "step", "bubble", "all-reduce", "utilisation", "memory")
