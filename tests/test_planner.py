@@ -15,7 +15,7 @@ from ppcourse.analysis.memory import Sizes, held_by_plan, ledger
 from ppcourse.analysis.planner import Choice, choose
 from ppcourse.analysis.shape import Shape
 from ppcourse.analysis.simulate import simulate
-from ppcourse.schedules import build
+from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.costs import Costs
 
 SMALL = Shape(layers=6, hidden=64, heads=4, vocab=512, sequence=32)
@@ -23,6 +23,8 @@ SEVEN_B = Shape(layers=32, hidden=4096, heads=32, vocab=32000, sequence=4096)
 ROOMY = GPU("roomy", memory=1e15, flops=1e12)
 FREE = LINKS["free"]
 SLOW = Link("far", bandwidth=1e6, latency=1e-3)
+
+EVERY = tuple(name for name in SCHEDULES if name != "zb-auto")
 
 
 @cache
@@ -146,7 +148,7 @@ def test_a_factor_that_is_none_is_refused(factor: object) -> None:
 
 @pytest.mark.parametrize("link", [FREE, LINKS["pcie4"], SLOW], ids=lambda link: link.name)
 def test_no_candidate_is_faster_than_its_bound(link: Link) -> None:
-    for candidate in all_of(small(link=link, gpus=8, schedules=(*EVERY, "naive"))):
+    for candidate in all_of(small(link=link, gpus=8, schedules=EVERY)):
         assert candidate.least_time <= candidate.step_time * (1 + 1e-9), str(candidate)
 
 
@@ -169,9 +171,6 @@ def test_the_first_few_are_those_of_all_even_though_few_are_simulated(top: int, 
     assert [c.step_time for c in few.candidates] == pytest.approx(times[:top])
     assert len(few.candidates + few.slower) == len(every.candidates)
     assert min(c.step_time for c in few.slower) >= few.candidates[-1].step_time
-
-
-EVERY = ["gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "dualpipe", "dualpipe-v"]
 
 
 def test_all_divisions_of_gpus_and_batch_are_looked_at_once() -> None:
@@ -401,8 +400,8 @@ def test_hardware_that_is_none_is_refused(make: object, sentence: str) -> None:
 
 
 def test_64_gpus_are_planned_for_in_seconds() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     choice = choose(SEVEN_B, gpus=64, batch=1024)
-    assert time.perf_counter() - started < 30  # 5 on two slow cores that others use, too
+    assert time.process_time() - started < 15  # 3 on a slow core
     assert len(choice.candidates) == 10
     assert len(choice.candidates + choice.slower + choice.refused) > 500
