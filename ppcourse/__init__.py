@@ -1,7 +1,8 @@
 """Pipeline parallelism that you can run: plans as data, predicted and measured.
 
     schedules   what runs where, in which order      build, Schedule, validate, check
-    analysis    how long, how much                   simulate, Timeline, in_flight, critical_path, gaps, formulas
+    analysis    how long, how much                   simulate, Timeline, critical_path, gaps, formulas,
+                                                     in_flight, ledger, partition, choose
     runtime     doing it, on real ranks              run, train, evaluate, reference_step
     lab         what a learner sees                  gantt, grade, doctor
 
@@ -16,12 +17,22 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ppcourse.analysis import formulas as formulas
+from ppcourse.analysis.activations import layer_activations as layer_activations
 from ppcourse.analysis.critical_path import critical_links as critical_links
 from ppcourse.analysis.critical_path import critical_path as critical_path
 from ppcourse.analysis.gaps import gaps as gaps
+from ppcourse.analysis.hardware import GPU as GPU
+from ppcourse.analysis.hardware import Link as Link
 from ppcourse.analysis.in_flight import in_flight as in_flight
 from ppcourse.analysis.in_flight import in_flight_bytes as in_flight_bytes
+from ppcourse.analysis.ledger import Ledger as Ledger
+from ppcourse.analysis.ledger import side_by_side as side_by_side
+from ppcourse.analysis.megatron_split import megatron_split as megatron_split
+from ppcourse.analysis.memory import Sizes as Sizes
+from ppcourse.analysis.memory import ledger as ledger
 from ppcourse.analysis.partition import partition as partition
+from ppcourse.analysis.planner import choose as choose
+from ppcourse.analysis.shape import Shape as Shape
 from ppcourse.analysis.simulate import simulate as simulate
 from ppcourse.analysis.timeline import Span as Span
 from ppcourse.analysis.timeline import Timeline as Timeline

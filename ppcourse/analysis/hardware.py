@@ -1,0 +1,117 @@
+"""GPUs and links by name: the peaks that their makers print. What an application sees of them is for a measurement."""
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import TypeVar
+
+GB = 1e9  # a datasheet's GB are taken as 10⁹ bytes; drivers may show a little more
+
+WITHIN_NODE, BETWEEN_NODES = 10e-6, 20e-6
+"""Seconds that a small message takes from GPU to GPU. Assumed, since no datasheet says so: measure yours, and give a
+Link of your own."""
+
+
+@dataclass(frozen=True)
+class GPU:
+    """One accelerator.
+
+    memory   bytes
+    flops    peak of dense matrix products a second, 16-bit inputs and 32-bit sums, without sparsity
+    source   where the two are printed
+
+    Raises ValueError for what is not a finite number above 0.
+    """
+
+    name: str
+    memory: float
+    flops: float
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        _check_positive("GPU", memory=self.memory, flops=self.flops)
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way from a GPU to another one.
+
+    bandwidth   bytes a second in one direction; `math.inf` for a link that takes no time
+    latency     seconds that a message takes however small it is
+    source      where the bandwidth is printed
+
+    Raises ValueError for a bandwidth that is not above 0 and a latency that is not a finite number of at least 0.
+    """
+
+    name: str
+    bandwidth: float
+    latency: float = WITHIN_NODE
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.bandwidth != math.inf:
+            _check_positive("Link", bandwidth=self.bandwidth)
+        if not (isinstance(self.latency, Real) and 0 <= self.latency < math.inf):
+            raise ValueError(f"Link.latency is {self.latency!r}; it must be a finite number of at least 0.")
+
+    def carry(self, size: float) -> float:
+        """Seconds for a message of `size` bytes."""
+        return self.latency + size / self.bandwidth
+
+
+def all_reduce_time(size: float, members: int, link: Link) -> float:
+    """2 (d − 1) messages of size ÷ d, one after the other: a ring of d members sums `size` bytes.
+
+    Optimal in bytes; for small sizes a tree has fewer steps. Patarasuk and Yuan 2009 (Bandwidth optimal all-reduce
+    algorithms for clusters of workstations).
+    """
+    return 2 * (members - 1) * link.carry(size / members) if members > 1 else 0.0
+
+
+def _check_positive(kind: str, **numbers: float) -> None:
+    for word, number in numbers.items():
+        if not (isinstance(number, Real) and 0 < number < math.inf):
+            raise ValueError(f"{kind}.{word} is {number!r}; it must be a finite number above 0.")
+
+
+# Tensor-core peaks with sparsity are twice these.
+GPUS: dict[str, GPU] = {
+    "h200": GPU("H200 SXM", 141 * GB, 989.4e12, "NVIDIA H200 datasheet; peak as in the Hopper architecture whitepaper"),
+    "h100": GPU("H100 SXM", 80 * GB, 989.4e12, "NVIDIA H100 Tensor Core GPU Architecture whitepaper"),
+    "a100-80": GPU("A100 SXM 80 GB", 80 * GB, 312e12, "NVIDIA A100 datasheet"),
+    "a100-40": GPU("A100 SXM 40 GB", 40 * GB, 312e12, "NVIDIA A100 datasheet"),
+    "v100-32": GPU("V100 SXM2 32 GB", 32 * GB, 125e12, "NVIDIA V100 datasheet"),
+    "v100-16": GPU("V100 SXM2 16 GB", 16 * GB, 125e12, "NVIDIA V100 datasheet"),
+    "l4": GPU("L4", 24 * GB, 121e12, "NVIDIA L4 datasheet (242 with sparsity)"),
+    "rtx4090": GPU("RTX 4090", 24 * GB, 165.2e12, "NVIDIA Ada GPU Architecture whitepaper, 32-bit sums"),
+}
+
+# One direction, one GPU (or port). NVIDIA prints the sum of both directions: 900 GB/s for NVLink 4.
+LINKS: dict[str, Link] = {
+    "nvlink4": Link("NVLink 4", 450 * GB, WITHIN_NODE, "NVIDIA H100 datasheet: 900 GB/s both ways"),
+    "nvlink3": Link("NVLink 3", 300 * GB, WITHIN_NODE, "NVIDIA A100 datasheet: 600 GB/s both ways"),
+    "nvlink2": Link("NVLink 2", 150 * GB, WITHIN_NODE, "NVIDIA V100 datasheet: 300 GB/s both ways"),
+    "pcie5": Link("PCIe 5.0 x16", 16 * 32e9 * 128 / 130 / 8, WITHIN_NODE, "PCI-SIG: 32 GT/s a lane, 128b/130b"),
+    "pcie4": Link("PCIe 4.0 x16", 16 * 16e9 * 128 / 130 / 8, WITHIN_NODE, "PCI-SIG: 16 GT/s a lane, 128b/130b"),
+    "pcie3": Link("PCIe 3.0 x16", 16 * 8e9 * 128 / 130 / 8, WITHIN_NODE, "PCI-SIG: 8 GT/s a lane, 128b/130b"),
+    "ndr": Link("InfiniBand NDR", 400e9 / 8, BETWEEN_NODES, "InfiniBand Trade Association roadmap: 400 Gbit/s, 4x"),
+    "hdr": Link("InfiniBand HDR", 200e9 / 8, BETWEEN_NODES, "InfiniBand Trade Association roadmap: 200 Gbit/s, 4x"),
+    "edr": Link("InfiniBand EDR", 100e9 / 8, BETWEEN_NODES, "InfiniBand Trade Association roadmap: 100 Gbit/s, 4x"),
+    "ethernet100": Link("100 Gbit/s Ethernet", 100e9 / 8, BETWEEN_NODES, "IEEE 802.3, 100GBASE"),
+    "free": Link("a link that takes no time", math.inf, 0.0, "what the schedules' papers assume"),
+}
+
+Device = TypeVar("Device", GPU, Link)
+
+
+def known(thing: str | Device, table: Mapping[str, Device], kind: type[Device]) -> Device:
+    """The thing itself, or what its name stands for. Raises ValueError for a name that is not in the table."""
+    if isinstance(thing, kind):
+        return thing
+    if not isinstance(thing, str) or thing not in table:
+        near = difflib.get_close_matches(str(thing).lower(), table, n=1, cutoff=0.4)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"There is no {kind.__name__} {thing!r}; there are {', '.join(table)}.{hint}")
+    return table[thing]

@@ -1,0 +1,179 @@
+"""How many bytes each rank of a plan takes, and what for."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal, TypeAlias
+
+from ppcourse.analysis import formulas
+from ppcourse.analysis.buffers import Buffers
+from ppcourse.analysis.ledger import KINDS, Ledger
+from ppcourse.schedules.action import Action, Op
+from ppcourse.schedules.channels import Channel, Traffic, channels, outgoing
+from ppcourse.schedules.costs import PerStage, check_size, per_stage
+from ppcourse.schedules.placement import Placement
+from ppcourse.schedules.schedule import Schedule
+from ppcourse.schedules.validate import check
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the stages of a model take. Each is one number for every stage, or one number a stage.
+
+    parameters        how many weights a stage has
+    weight_bytes      bytes of a weight; with 2, 4 and 12 the three make 18 a parameter: bf16 weights, float32
+                      gradients, and float32 copies, Adam's two moments included (Megatron-LM,
+                      theoretical_memory_usage.py). All float32 with Adam: 4, 4 and 8
+    gradient_bytes    bytes of its gradient
+    optimizer_bytes   bytes of optimizer state for it; `12 / data_parallel` where the replicas share it
+    stashed           bytes that F keeps for the backward of one microbatch
+    kept_for_w        what of it is left after I, until W
+    boundary          bytes that a stage hands on for one microbatch; the gradient that comes back takes as many
+
+    Raises ValueError for what is not a finite number of at least 0.
+    """
+
+    parameters: PerStage = 0.0
+    weight_bytes: float = 2.0
+    gradient_bytes: float = 4.0
+    optimizer_bytes: float = 12.0
+    stashed: PerStage = 0.0
+    kept_for_w: PerStage = 0.0
+    boundary: PerStage = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_size(f"Sizes.{field.name}", getattr(self, field.name), one_only=field.name.endswith("_bytes"))
+
+    def of(self, name: str, num_stages: int) -> tuple[float, ...]:
+        """The numbers called `name`, stage by stage. Raises ValueError if they are of another number of stages."""
+        return per_stage(f"Sizes.{name}", getattr(self, name), num_stages)
+
+
+Held: TypeAlias = tuple[float, float, float]
+"""Of one rank, at the moment at which it holds most: from F to B or I, from I to W, and outputs that were kept."""
+
+
+def ledger(
+    plan: Schedule, sizes: Sizes, *, origin: Literal["simulated", "formula"] = "simulated", keep_outputs: bool = False
+) -> Ledger:
+    """What each rank takes, by kind.
+
+    origin         "simulated": found by going through the plan, for any; "formula": by the closed forms, for the
+                   schedules that have one, where a rank's stages are alike and W keeps no more than F
+    keep_outputs   whether what a stage has sent is kept until its backward, which needs no more than that it was
+                   there. Otherwise a rank keeps the one message of a channel that is on its way
+
+    A channel has receives posted one further ahead than its plan needs, see channels.py. What an action takes
+    while it runs and gives back at its end is left out: that is for a measurement.
+
+    Raises ScheduleError for a plan that breaks a rule, and ValueError for sizes of another number of stages and
+    where there is no closed form.
+    """
+    check(plan)
+    if origin == "simulated":
+        return tally(plan, sizes, held_by_plan(plan, sizes, keep_outputs), channels(plan), keep_outputs)
+    held = held_by_formula(plan, sizes, keep_outputs)
+    if held is None:
+        raise ValueError(f"There is no closed form for what {plan.name} holds here; take origin='simulated'.")
+    return replace(tally(plan, sizes, held, None, keep_outputs), origin="formula")
+
+
+def tally(
+    plan: Schedule,
+    sizes: Sizes,
+    held: Sequence[Held],
+    traffic: Mapping[Channel, Traffic] | None,
+    keep_outputs: bool = False,
+) -> Ledger:
+    """The ledger of ranks that hold so much; without traffic, of channels whose messages are used in their order."""
+    buffers = Buffers(plan, sizes.of("boundary", plan.num_stages))
+    received, sent = buffers.received(traffic), buffers.sent(gradients_only=keep_outputs)
+    rows = []
+    for rank, weights in enumerate(static(plan.placement, sizes)):
+        activations, owed, outputs = held[rank]
+        numbers = (*weights, activations, owed, received[rank], sent[rank] + outputs)
+        rows.append(dict(zip(KINDS, numbers, strict=True)))
+    return Ledger(plan.name, tuple(rows), "simulated")
+
+
+def static(placement: Placement, sizes: Sizes) -> Iterator[tuple[float, float, float]]:
+    """For each rank, the bytes of weights, gradients and optimizer state."""
+    parameters = sizes.of("parameters", placement.num_stages)
+    for rank in range(placement.num_ranks):
+        weights = sum(parameters[stage] for stage in placement.stages_of(rank))
+        yield weights * sizes.weight_bytes, weights * sizes.gradient_bytes, weights * sizes.optimizer_bytes
+
+
+def held_by_plan(plan: Schedule, sizes: Sizes, keep_outputs: bool = False) -> tuple[Held, ...]:
+    """Found by going through each row; of equal moments, the first."""
+    stashed, kept = sizes.of("stashed", plan.num_stages), sizes.of("kept_for_w", plan.num_stages)
+    output = _outputs(plan, sizes) if keep_outputs else (0.0,) * plan.num_stages
+    peaks = []
+    for row in plan.rows:
+        peak: Held = (0.0, 0.0, 0.0)
+        most = activations = owed = outputs = 0.0
+        for stage, op, _ in row:
+            if op is Op.F:
+                activations, outputs = activations + stashed[stage], outputs + output[stage]
+            elif op is Op.W:
+                owed -= kept[stage]
+            else:
+                activations, outputs = activations - stashed[stage], outputs - output[stage]
+                owed += kept[stage] if op is Op.I else 0.0
+            if activations + owed + outputs > most:
+                most, peak = activations + owed + outputs, (activations, owed, outputs)
+        peaks.append(peak)
+    return tuple(peaks)
+
+
+def _outputs(plan: Schedule, sizes: Sizes) -> tuple[float, ...]:
+    """What each stage sends on, if it does."""
+    boundary = sizes.of("boundary", plan.num_stages)
+    sends = (outgoing(plan, Action(stage, Op.F, 0)) is not None for stage in range(plan.num_stages))
+    return tuple(size if does else 0.0 for size, does in zip(boundary, sends, strict=True))
+
+
+def closed_form(name: str, p: int, m: int, v: int = 1) -> tuple[tuple[float, float], ...] | None:
+    """For each rank, how many microbatches it holds from F to B or I, and from I to W, where it holds most; in
+    microbatches of all its stages. None where there is no closed form, or its conditions are not met.
+
+    For Zero Bubble: warm-up w and one more, and from I to W one for each forward of warm-up that rank 0 has more;
+    kept_for_w must not be more than stashed. For the others see formulas.py.
+    """
+    if name in ("gpipe", "breadth-first"):
+        return ((m, 0),) * p
+    if name == "naive":
+        return ((1, 0),) * p
+    if name == "1f1b":
+        return tuple((held, 0) for held in formulas.one_f_one_b_in_flight(p, m))
+    if name == "interleaved" and m % p == 0:
+        return tuple((held, 0) for held in formulas.interleaved_in_flight(p, m, v))
+    if name in ("zb-h1", "zb-h2"):
+        deep = 2 if name == "zb-h2" else 1
+        warm_up = [(p - 1 - rank) * deep for rank in range(p)]
+        return tuple((min(m, w + 1), min(rank * deep, max(0, m - w - 1))) for rank, w in enumerate(warm_up))
+    return None
+
+
+def held_by_formula(
+    plan: Schedule, sizes: Sizes, keep_outputs: bool = False, m: int | None = None
+) -> tuple[Held, ...] | None:
+    """By the closed form; None where it does not hold: more is kept for W than F had kept, or a rank that holds a part
+    of its microbatches' activations has stages of different sizes.
+
+    m   says how many microbatches there are, if not as many as in the plan
+    """
+    m = m or plan.num_microbatches
+    counts = closed_form(plan.name, plan.num_ranks, m, plan.stages_per_rank)
+    stashed, kept = sizes.of("stashed", plan.num_stages), sizes.of("kept_for_w", plan.num_stages)
+    if counts is None or not plan.trains or any(k > s for k, s in zip(kept, stashed, strict=True)):
+        return None
+    output = _outputs(plan, sizes) if keep_outputs else (0.0,) * plan.num_stages
+    held = []
+    for rank, (whole, owed) in enumerate(counts):
+        stages = plan.placement.stages_of(rank)
+        if whole < m and len({(stashed[stage], output[stage]) for stage in stages}) > 1:
+            return None
+        each = [sum(numbers[stage] for stage in stages) for numbers in (stashed, kept, output)]
+        held.append((whole * each[0], owed * each[1], whole * each[2]))
+    return tuple(held)

@@ -1,0 +1,249 @@
+"""How many bytes a rank takes, and what for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import plans, quick, refused
+
+from ppcourse.analysis.activations import (
+    embedding_activations,
+    head_activations,
+    layer_activations,
+    split_activations,
+)
+from ppcourse.analysis.in_flight import in_flight_bytes
+from ppcourse.analysis.ledger import KINDS, Ledger, side_by_side
+from ppcourse.analysis.memory import Sizes, ledger
+from ppcourse.schedules import build
+from ppcourse.schedules.channels import channels
+from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
+
+PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "activations.json").read_text())
+CLOSED = ["naive", "gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2"]
+
+
+def rows(name: str) -> list[dict]:
+    return PUBLISHED[name]["rows"]
+
+
+# What a plan takes.
+
+
+def test_1f1b_on_two_ranks_by_hand() -> None:
+    """Rank 0 holds two microbatches, rank 1 one; two receives posted and one message on its way, each way."""
+    sizes = Sizes(parameters=[100, 10], stashed=[7, 5], kept_for_w=3, boundary=[2, 9])
+    first, last = ledger(build("1f1b", 2, 4), sizes).rows
+    assert tuple(first.values()) == (200, 400, 1200, 14, 0, 4, 2)
+    assert tuple(last.values()) == (20, 40, 120, 5, 0, 4, 2)
+    assert tuple(first) == KINDS
+
+
+def test_zb_h1_keeps_for_w_what_1f1b_has_given_back() -> None:
+    """Rank 2 of 3 holds one microbatch of F's and owes W of the two that the warm-up of rank 0 is longer."""
+    book = ledger(build("zb-h1", 3, 6), Sizes(stashed=10, kept_for_w=4))
+    assert book.of("activations") == (30, 20, 10)
+    assert book.of("kept for W") == (0, 4, 8)
+
+
+def test_stages_that_live_on_two_ranks_are_paid_twice() -> None:
+    book = ledger(build("dualpipe", 2, 4), Sizes(parameters=[100, 10], weight_bytes=1))
+    assert book.of("parameters") == (110, 110)
+
+
+@quick
+@given(plans, st.integers(0, 50), st.integers(0, 60))
+def test_activations_and_what_w_keeps_are_together_at_their_peak(plan: Schedule, stashed: int, kept: int) -> None:
+    book = ledger(plan, Sizes(stashed=stashed, kept_for_w=kept))
+    both = zip(book.of("activations"), book.of("kept for W"), strict=True)
+    assert tuple(map(sum, both)) == in_flight_bytes(plan, stashed, kept)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_formula_and_plan_agree_in_every_kind(name: str) -> None:
+    sizes = Sizes(parameters=3, stashed=10, kept_for_w=7, boundary=1)
+    for p in (1, 2, 3, 4, 6):
+        for m in (1, 2, 3, 5, 8, 12, 24):
+            if name == "interleaved" and m % p:
+                continue
+            for v in (1, 2, 3) if name in ("interleaved", "breadth-first") else (None,):
+                plan = build(name, p, m, v)
+                formula, simulated = ledger(plan, sizes, origin="formula"), ledger(plan, sizes)
+                assert (formula.origin, simulated.origin) == ("formula", "simulated")
+                for kind in KINDS:
+                    assert formula.of(kind) == pytest.approx(simulated.of(kind)), (p, m, v, kind)
+
+
+@pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b", "zb-h1", "zb-h2"])
+def test_where_a_rank_has_one_stage_the_stages_may_differ(name: str) -> None:
+    sizes = Sizes([1, 2, 3, 4], stashed=[10, 40, 20, 30], kept_for_w=[1, 40, 5, 0], boundary=[6, 5, 4, 3])
+    for m in (1, 3, 8, 20):
+        for keep in (False, True):
+            plan = build(name, 4, m)
+            formula = ledger(plan, sizes, origin="formula", keep_outputs=keep)
+            assert formula.rows == ledger(plan, sizes, keep_outputs=keep).rows
+
+
+def test_where_there_is_no_closed_form_it_is_said_so() -> None:
+    for plan in (build("dualpipe", 4, 8), build("interleaved", 4, 6), forward_only(build("1f1b", 4, 8))):
+        with refused(f"There is no closed form for what {plan.name} holds here; take origin='simulated'."):
+            ledger(plan, Sizes(), origin="formula")
+    more_for_w = Sizes(stashed=1, kept_for_w=2)
+    with refused("There is no closed form for what zb-h1 holds here; take origin='simulated'."):
+        ledger(build("zb-h1", 4, 8), more_for_w, origin="formula")
+
+
+def test_where_a_rank_holds_more_of_one_stage_than_of_another_there_is_no_closed_form_if_they_differ() -> None:
+    unlike = Sizes(stashed=[1, 1, 2, 1])
+    with refused("There is no closed form for what interleaved holds here; take origin='simulated'."):
+        ledger(build("interleaved", 2, 4, 2), unlike, origin="formula")
+    plan = build("breadth-first", 2, 4, 2)  # holds all of both
+    assert ledger(plan, unlike, origin="formula").rows == ledger(plan, unlike).rows
+
+
+# Messages.
+
+
+def test_a_channel_has_one_receive_posted_beyond_what_its_plan_needs() -> None:
+    """Rank 1 takes the microbatches in the order 2 0 1 in which they are not sent: window 3, four buffers if there
+    were as many messages. Stage 0 hands on 5 bytes a microbatch."""
+    plan = Schedule.from_text("0F0 0F1 0F2 0F3 0B2 0B0 0B1 0B3\n1F2 1B2 1F0 1B0 1F1 1B1 1F3 1B3")
+    windows = {channel.destination: traffic.window for channel, traffic in channels(plan).items()}
+    assert windows == {1: 3, 0: 1}
+    assert ledger(plan, Sizes(boundary=5)).of("receive buffers") == (10, 20)
+
+
+def test_no_more_is_posted_than_comes() -> None:
+    assert ledger(build("1f1b", 2, 1), Sizes(boundary=5)).of("receive buffers") == (5, 5)
+
+
+def test_a_buffer_is_as_large_as_the_largest_message_of_its_channel() -> None:
+    """On three channels each: forwards 0 to 1 and 2 to 3 from rank 0, 1 to 2 from rank 1; gradients the other way."""
+    book = ledger(build("interleaved", 2, 4, 2), Sizes(boundary=[1, 10, 100, 1000]))
+    assert book.of("receive buffers") == (2 * 10 + 2 * 100, 2 * 100 + 2 * 10)
+    assert book.of("sent outputs") == (100 + 10, 10 + 100)
+
+
+def test_inside_a_rank_nothing_is_sent() -> None:
+    assert ledger(build("dualpipe-v", 1, 4), Sizes(boundary=1000)).peak == 0
+
+
+def test_outputs_that_are_kept_add_up_with_the_microbatches() -> None:
+    """As many as activations are held; only the gradient's message is still one at a time."""
+    plan = build("gpipe", 2, 8)
+    sizes = Sizes(stashed=1, boundary=[3, 99])
+    assert ledger(plan, sizes).of("sent outputs") == (3, 3)
+    assert ledger(plan, sizes, keep_outputs=True).of("sent outputs") == (24, 3)
+
+
+def test_a_plan_without_backward_sends_no_gradients() -> None:
+    book = ledger(forward_only(build("1f1b", 2, 4)), Sizes(boundary=5))
+    assert book.of("sent outputs") == (5, 0)
+    assert book.of("receive buffers") == (0, 10)
+
+
+# The table.
+
+
+def test_a_ledger_prints_what_is_not_nothing() -> None:
+    book = ledger(build("1f1b", 2, 4), Sizes(parameters=2**20, stashed=2**21, weight_bytes=4, gradient_bytes=4))
+    assert str(book) == (
+        "1f1b (simulated), MiB\n"
+        "rank  parameters  gradients  optimizer  activations  total\n"
+        "   0        4.00       4.00      12.00         4.00  24.00\n"
+        "   1        4.00       4.00      12.00         2.00  22.00"
+    )
+    assert repr(book) == str(book)
+    assert book.totals == (24 * 2**20, 22 * 2**20)
+    assert book.peak == 24 * 2**20
+
+
+def test_formula_plan_and_measurement_stand_side_by_side() -> None:
+    """A measurement may not tell all kinds apart."""
+    plan, sizes = build("1f1b", 2, 4), Sizes(parameters=64, stashed=32)
+    measured = Ledger("1f1b", ({"weights": 1280.0, "other": 20.0}, {"weights": 1290.0}), "measured")
+    assert side_by_side(ledger(plan, sizes, origin="formula"), ledger(plan, sizes), measured) == (
+        "KiB a rank\n"
+        "rank  formula  simulated  measured\n"
+        "   0     1.19       1.19      1.27\n"
+        "   1     1.16       1.16      1.26"
+    )
+    assert measured.of("other") == (20, 0)
+    with refused("Side by side go ledgers of the same ranks; these have [2, 3]."):
+        side_by_side(measured, ledger(build("1f1b", 3, 4), sizes))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        (
+            {"parameters": -1},
+            "Sizes.parameters is -1; it must be a finite number of at least 0, or a list of one a stage.",
+        ),
+        ({"weight_bytes": [2, 2]}, "Sizes.weight_bytes is [2, 2]; it must be a finite number of at least 0."),
+        ({"stashed": [1, 2, 3]}, "Sizes.stashed has 3 numbers for 2 stages; give 2, or one number for all."),
+    ],
+)
+def test_sizes_that_are_none_are_refused(sizes: dict, sentence: str) -> None:
+    with refused(sentence):
+        ledger(build("1f1b", 2, 4), Sizes(**sizes))
+
+
+def test_a_plan_that_breaks_a_rule_has_no_ledger() -> None:
+    with pytest.raises(ScheduleError):
+        ledger(Schedule.from_text("0F0 0B0\n1B0 1F0"), Sizes())
+
+
+# The closed forms of a transformer.
+
+
+def test_a_layer_keeps_what_korthikanti_counted() -> None:
+    for row in rows("korthikanti"):
+        assert layer_activations(row["s"], row["b"], row["h"], row["a"]) == row["bytes"]
+
+
+def test_selective_recomputation_saves_most_of_it_in_large_models() -> None:
+    """80 of 114 and 64 of 98 parts in models of 175 and 530 billion parameters: 70% and 65%."""
+    saved = []
+    for row in rows("korthikanti")[1:]:
+        shape = (row["s"], row["b"], row["h"], row["a"])
+        saved.append(1 - layer_activations(*shape, recompute="selective") / row["bytes"])
+    assert saved == pytest.approx([80 / 114, 64 / 98])
+
+
+def test_tensor_and_sequence_parallelism_divide_what_table_2_says() -> None:
+    for row in rows("korthikanti_parallel"):
+        options = {"sequence_parallel": row["sequence_parallel"], "recompute": row["recompute"]}
+        assert layer_activations(2048, 1, 12288, 96, t=8, **options) == pytest.approx(2048 * 12288 * row["per_sbh"])
+
+
+def test_megatron_estimates_the_same_for_any_feed_forward_width() -> None:
+    for row in rows("megatron_activation_per_layer"):
+        options = {"ffn": row["ffn"], "t": row["t"], "sequence_parallel": True, "recompute": "selective"}
+        assert layer_activations(row["s"], row["b"], row["h"], 16, **options) == row["bytes"]
+
+
+def test_a_parameter_takes_as_many_bytes_as_megatron_says() -> None:
+    plan = build("1f1b", 1, 1)
+    for row in rows("megatron_bytes_per_param"):
+        assert ledger(plan, Sizes(parameters=1, optimizer_bytes=12 / row["share"])).peak == row["bytes"]
+
+
+def test_zero_bubble_counts_what_w_keeps() -> None:
+    for row in rows("zb_activation_per_layer"):
+        both = split_activations(row["s"], row["b"], row["h"], row["a"])
+        assert both == (row["stashed"], row["kept_for_w"])
+        assert both[0] == pytest.approx(layer_activations(row["s"], row["b"], row["h"], row["a"]), rel=1e-12)
+
+
+def test_embedding_and_head_by_hand() -> None:
+    assert embedding_activations(4, 2, 16) == 8 * 8 + 8 * 16
+    assert head_activations(4, 2, 16, 100) == 4 * 8 * 16 + 4 * 8 * 100
+
+
+def test_another_way_to_recompute_is_refused() -> None:
+    with refused("recompute is 'some'; it is none, selective or full."):
+        layer_activations(1, 1, 1, 1, recompute="some")
