@@ -9,6 +9,7 @@ import pytest
 
 from ppcourse.lab import doctor as module
 from ppcourse.lab.doctor import Report, doctor
+from ppcourse.runtime import carriers
 from ppcourse.runtime.prepare import check_options
 from ppcourse.runtime.server import start_method
 from ppcourse.schedules import build
@@ -48,6 +49,12 @@ def test_the_link_is_the_one_that_a_run_takes(report, p: int) -> None:
     assert report.links[p].partition(":")[0].split()[0] == taken.partition(":")[0]
 
 
+def test_where_memory_cannot_be_shared_it_says_gloo_and_why(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_gpus", tuple)
+    monkeypatch.setattr(carriers, "missing", lambda: "this system has none")
+    assert doctor((2,)).links[2] == "gloo between processes on the CPU: there is no GPU, and this system has none"
+
+
 def test_ranks_start_as_the_runtime_starts_them(report) -> None:
     assert report.start_method == start_method()
     assert f"started by {start_method()}" in str(report)
@@ -76,7 +83,7 @@ def test_gpus_are_named_without_starting_cuda_and_said_to_be_left_alone(monkeypa
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: answer)
     found = doctor()
     assert found.gpus == ("NVIDIA H200", "NVIDIA H200")
-    assert found.links[2] == "gloo between processes on the CPU: this version leaves the 2 GPUs alone"
+    assert found.links[2] == "shared memory: this version leaves the 2 GPUs alone"
     assert not sys.modules["torch"].cuda.is_initialized()
 
 

@@ -1,17 +1,23 @@
-"""Both ends of a channel agree on what each message brings, whatever its length and whatever order it is used in."""
+"""Both ends of a channel agree on what each message brings, whatever carries it and whatever order it is used in."""
 
 import random
 from collections.abc import Iterator
 
 import pytest
+import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from toys import assert_same, by_value, classifier, rows_of
 
-from ppcourse.runtime.ends import FIRST_ROOM, Incoming, Room
+import ppcourse as pp
+from ppcourse.runtime.ends import FIRST_ROOM, Room, check_place
 from ppcourse.runtime.errors import LinkError
 from ppcourse.runtime.wire import Head
-from ppcourse.schedules.channels import Channel, Kind, Message, Traffic, window
+from ppcourse.schedules.channels import Channel, Kind, Message, window
 
+by_value(__name__)
 quick = settings(max_examples=300, deadline=None, derandomize=True)
 CHANNEL = Channel(0, 1, Kind.ACTIVATION)
 
@@ -77,12 +83,72 @@ def test_the_first_messages_find_room_for_sixteen_kilobytes() -> None:
 
 
 def test_a_message_that_is_not_the_one_awaited_is_named_and_never_used() -> None:
-    traffic = Traffic(tuple(messages(2)), tuple(messages(2)), 1)
-    incoming = Incoming(CHANNEL, traffic, 0.0)
-    try:
-        incoming._check(messages(2)[1], Head(10, 1, 0, stage=0, microbatch=1, sent_at=0))
-        sentence = r"expected the activation of stage 0, microbatch 1, but the gradient of stage 2, microbatch 3 came"
-        with pytest.raises(LinkError, match=sentence):
-            incoming._check(messages(2)[1], Head(10, 1, 1, stage=2, microbatch=3, sent_at=0))
-    finally:
-        incoming.close()
+    check_place(messages(2)[1], Head(10, 1, 0, stage=0, microbatch=1, sent_at=0))
+    sentence = r"expected the activation of stage 0, microbatch 1, but the gradient of stage 2, microbatch 3 came"
+    with pytest.raises(LinkError, match=sentence):
+        check_place(messages(2)[1], Head(10, 1, 1, stage=2, microbatch=3, sent_at=0))
+
+
+# on ranks, over each link
+
+each_link = pytest.mark.parametrize("link", ["gloo", "shared"])
+
+
+@each_link
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved"])
+def test_the_same_gradients_come_over_every_link(link: str, name: str) -> None:
+    inputs, targets = rows_of(10)
+    result = pp.run(name, classifier(), inputs, targets, p=3, m=4, loss_fn=F.cross_entropy, link=link)
+    assert result.link.partition(":")[0] == link
+    assert_same(result, pp.reference_step(classifier(), inputs, targets, loss_fn=F.cross_entropy))
+
+
+def test_every_link_counts_the_same_messages_and_bytes() -> None:
+    runs = [
+        pp.run("1f1b", classifier(), *rows_of(8), p=3, m=4, loss_fn=F.cross_entropy, link=link)
+        for link in ("gloo", "shared")
+    ]
+    assert runs[0].messages == runs[1].messages == 2 * 2 * 4
+    assert runs[0].message_bytes == runs[1].message_bytes
+
+
+@each_link
+def test_orders_that_need_a_window_run_over_every_link(link: str) -> None:
+    rows = ["0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3", "1F3 1F1 1F0 1F2 1B2 1B3 1B0 1B1"]
+    inputs, targets = rows_of(8)
+    result = pp.run(rows, classifier(), inputs, targets, loss_fn=F.cross_entropy, link=link)
+    assert_same(result, pp.reference_step(classifier(), inputs, targets, loss_fn=F.cross_entropy))
+
+
+class Carry(nn.Module):
+    """Hands on a tensor of a dtype beside the data."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, torch.tensor([0, 1, 1]).to(self.dtype)
+
+
+class Use(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, given: tuple[Tensor, Tensor]) -> Tensor:
+        assert given[1].dtype == self.dtype
+        return given[0] + given[1].to(torch.complex64).real.double()
+
+
+@each_link
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bfloat16, torch.float16, torch.bool, torch.int8, torch.complex64, torch.float8_e4m3fn],
+    ids=str,
+)
+def test_case_R39_dtypes_cross_over_every_link(link: str, dtype: torch.dtype) -> None:  # noqa: N802
+    model = [nn.Linear(4, 3).double(), Carry(dtype), Use(dtype)]
+    inputs, targets = rows_of(4)
+    result = pp.run("1f1b", model, inputs, targets, p=2, m=2, loss_fn=F.cross_entropy, link=link, partition=(2, 1))
+    assert_same(result, pp.reference_step(model, inputs, targets, loss_fn=F.cross_entropy))

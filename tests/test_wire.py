@@ -17,6 +17,9 @@ DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn),
     *(torch.complex64, torch.complex128, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
 ]
+ALL_DTYPES = {kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+WHOLE_BYTES = sorted(ALL_DTYPES - wire.PARTS_OF_BYTES - QUANTIZED, key=str)
 WITH_GRADIENT = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
 
 
@@ -87,6 +90,18 @@ def test_the_head_is_in_the_first_bytes_so_that_a_message_may_come_in_two_parts(
     assert torch.equal(wire.unpack(torch.cat([first, rest])), value)
 
 
+def test_a_message_is_packed_into_the_memory_it_is_given() -> None:
+    given = []
+
+    def memory(length: int) -> Tensor:
+        given.append(torch.full((length,), 255, dtype=torch.uint8))
+        return given[-1]
+
+    buffer = wire.pack(torch.arange(5), memory=memory)
+    assert buffer is given[0]
+    assert wire.unpack(buffer).tolist() == [0, 1, 2, 3, 4]
+
+
 def test_the_sender_may_overwrite_what_it_has_packed() -> None:
     value = torch.ones(4)
     buffer = wire.pack((value, value[1:]))
@@ -109,12 +124,48 @@ def test_a_tensor_that_is_sent_twice_arrives_twice() -> None:
     assert one is not other
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr()],
-    ids=["coo", "csr"],
-)
+@pytest.mark.parametrize("dtype", WHOLE_BYTES, ids=str)
+def test_case_R39_every_dtype_of_whole_bytes_crosses_bit_for_bit(dtype: torch.dtype) -> None:  # noqa: N802
+    if dtype is torch.bool:
+        sent = torch.tensor([[True, False, True]])
+    else:
+        sent = torch.randint(256, (2, 3 * dtype.itemsize), dtype=torch.uint8).view(dtype)
+    got = wire.unpack(wire.pack((1, sent)))[1]
+    assert (got.dtype, got.shape) == (sent.dtype, sent.shape)
+    assert torch.equal(got.view(torch.uint8), sent.view(torch.uint8))
+
+
+def test_case_R39_the_table_names_what_crosses_and_what_does_not() -> None:  # noqa: N802
+    assert wire.__doc__
+    table = wire.__doc__.partition("crosses, bit for bit")[2]
+    for dtype in (torch.float4_e2m1fn_x2, torch.bfloat16, torch.complex32, torch.bool, torch.int8, torch.uint64):
+        assert dtype in WHOLE_BYTES
+        assert str(dtype).removeprefix("torch.") in table
+    assert len(wire.PARTS_OF_BYTES) == 14
+    assert "int1 to int7, uint1 to uint7" in table
+
+
+REFUSED = {
+    "coo": (lambda: torch.eye(2).to_sparse(), r"a torch.sparse_coo tensor .*; make it dense with to_dense"),
+    "csr": (lambda: torch.eye(2).to_sparse_csr(), r"a torch.sparse_csr tensor .*; make it dense with to_dense"),
+    "mkldnn": (lambda: torch.ones(2).to_mkldnn(), r"a torch._mkldnn tensor .*; make it dense with to_dense"),
+    "int4": (lambda: torch.ones(2, dtype=torch.uint8).view(torch.int4), r"a tensor of torch.int4 .*; view it as"),
+    "quantized": (
+        lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8),
+        r"a quantized tensor \(torch.quint8\) .*; hand on its dequantize",
+    ),
+    "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), r"a nested tensor .*; pad it"),
+    "jagged": (
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        r"a nested tensor .*; pad it",
+    ),
+    "meta": (lambda: torch.ones(2, device="meta"), r"a tensor on meta .*; hand on one in the CPU's memory"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
 @pytest.mark.filterwarnings("ignore")
-def test_a_tensor_that_is_not_plain_is_refused_with_a_way_out(tensor: Tensor) -> None:
-    with pytest.raises(TypeError, match=r"cannot cross between ranks; make it dense"):
-        wire.pack((1, tensor))
+def test_case_R39_what_is_not_plain_memory_is_refused_by_name_with_a_way_out(what: str) -> None:  # noqa: N802
+    make, sentence = REFUSED[what]
+    with pytest.raises(TypeError, match=sentence):
+        wire.pack((1, make()))

@@ -32,6 +32,21 @@ class Arrival(NamedTuple):
     at: float
 
 
+def place_of(message: Message) -> tuple[int, int, int]:
+    """What a message says of itself: kind, stage, microbatch."""
+    return KINDS.index(message.channel.kind), message.stage, message.microbatch
+
+
+def check_place(message: Message, head: wire.Head) -> None:
+    """Raise LinkError if what came is not the message that was expected."""
+    if (head.kind, head.stage, head.microbatch) != place_of(message):
+        raise LinkError(
+            f"expected the {message.channel.kind} of stage {message.stage}, microbatch {message.microbatch},"
+            f" but the {KINDS[head.kind]} of stage {head.stage}, microbatch {head.microbatch} came:"
+            " messages are out of order."
+        )
+
+
 class Room:
     """How many bytes the first transfer of each message of a channel carries; both ends count to the same number.
 
@@ -74,9 +89,8 @@ class Outgoing:
 
     def pack(self, message: Message, value: Any) -> list[Tensor]:
         """The next message of the channel, in the parts that are transferred."""
-        place = KINDS.index(message.channel.kind), message.stage, message.microbatch
         room = self._room.next()
-        buffer = wire.pack(value, *place, room=room, visible=len(tensors_of(value)))
+        buffer = wire.pack(value, *place_of(message), room=room, visible=len(tensors_of(value)))
         length = wire.read_head(buffer).length
         self._room.note(length)
         return [buffer] if length <= room else [buffer[:room], buffer[room:]]
@@ -85,7 +99,6 @@ class Outgoing:
         """Begin to send, and leave the rest to the thread."""
         if self._error:
             raise self._error
-        wire.stamp(parts[0], time.perf_counter_ns())
         for lane, part in enumerate(parts):
             work = _group().send([part], self._channel.destination, _tag(self._channel, lane))
             self._underway.put((part, work))
@@ -165,7 +178,7 @@ class Incoming:
                 if head.length > buffer.numel():
                     buffer, at = self._with_rest(buffer, head.length), time.perf_counter()
                 at = max(at, head.sent_at / 1e9 + self._latency)
-                self._check(message, head)
+                check_place(message, head)
                 self._arrived.put((message, head.length, Arrival(wire.unpack(buffer), at)))
                 del posted, buffer, work
         except Exception as error:
@@ -176,14 +189,6 @@ class Incoming:
         rest = torch.empty(length - buffer.numel(), dtype=torch.uint8)
         _group().recv([rest], self._channel.source, _tag(self._channel, lane=1)).wait()
         return torch.cat([buffer, rest])
-
-    def _check(self, message: Message, head: wire.Head) -> None:
-        kind = KINDS[head.kind]
-        if (kind, head.stage, head.microbatch) != (message.channel.kind, message.stage, message.microbatch):
-            raise LinkError(
-                f"expected the {message.channel.kind} of stage {message.stage}, microbatch {message.microbatch},"
-                f" but the {kind} of stage {head.stage}, microbatch {head.microbatch} came: messages are out of order."
-            )
 
 
 def _tag(channel: Channel, lane: int = 0) -> int:

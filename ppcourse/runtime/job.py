@@ -20,6 +20,7 @@ class Job:
     loss_fn   used where the last stage lives
     trainer   makes and holds this rank's optimizer
     training  False: forward only, layers in eval mode, no gradients
+    link      what carries messages: a sentence that begins with the link's name, as carriers.py makes it
     """
 
     plan: Schedule
@@ -31,6 +32,7 @@ class Job:
     seed: int = 0
     trainer: Trainer | None = None
     training: bool = True
+    link: str = "gloo"
 
 
 @dataclass(frozen=True)

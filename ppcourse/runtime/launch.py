@@ -58,6 +58,7 @@ def run(
     reduction        "mean": Σ wᵢLᵢ ÷ Σ wᵢ; "sum": Σ Lᵢ; by default loss_fn.reduction, else mean
     weight           target of a microbatch → wᵢ; by default its number of rows
     partition        "uniform", "parameters", or the number of layers of each stage
+    link             what carries messages: "shared", "gloo", or "auto" for the fastest that can be had here
     pace             costs in seconds: every action lasts its nominal time, so that any machine shows the
                      pipeline's true shape; the result is then called paced
     memory           also measure bytes (slower: do not read times from such a run)
@@ -77,7 +78,7 @@ def run(
     probe(layers_of(model), xs[0], ys[0], loss_fn)
 
     def job(rank: int) -> Job:
-        return Job(resolved, made.of_rank(rank), loss_fn, pace, memory, recompute, seed)
+        return Job(resolved, made.of_rank(rank), loss_fn, pace, memory, recompute, seed, link=carrier)
 
     with session(made, job, timeout) as ranks:
         reports = ranks.step(xs, ends)
@@ -119,7 +120,7 @@ def evaluate(
     """
     resolved = forward_only(resolve_plan(plan, p, m, v))
     made = cut(resolved, model, partition)
-    check_options(resolved, device, link, pace, timeout)
+    carrier = check_options(resolved, device, link, pace, timeout)
     xs, ys = split_batch(inputs, targets, resolved.num_microbatches)
     ends = [End(None, 0.0)] * len(xs)
     if targets is not None:
@@ -134,6 +135,7 @@ def evaluate(
             pace,
             seed=seed,
             training=False,
+            link=carrier,
         )
 
     with session(made, job, timeout) as ranks:

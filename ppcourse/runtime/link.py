@@ -2,24 +2,28 @@
 
 A link carries the messages of a plan's channels: per channel in the sender's order, matched by that order.
 
-    gloo    between processes of one host or several, CPU tensors
+    shared   between processes of one host, CPU tensors (shared.py)
+    gloo     between processes of one host or several, CPU tensors
 """
 
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from ppcourse.runtime import wire
 from ppcourse.runtime.ends import Arrival, Incoming, Outgoing
-from ppcourse.schedules.channels import Channel, Message, channels
+from ppcourse.schedules.channels import Message, channels
 from ppcourse.schedules.schedule import Schedule
 
 
 class Parcel(NamedTuple):
-    """A packed message."""
+    """A packed message: its bytes, the head first, and what sends it."""
 
-    channel: Channel
-    parts: list[Tensor]
+    buffer: Tensor
+    go: Callable[[], None]
 
 
 class Link(Protocol):
@@ -62,13 +66,15 @@ class GlooLink:
             incoming.begin()
 
     def pack(self, message: Message, value: Any) -> Parcel:
-        parts = self._out[message.channel].pack(message, value)
-        return Parcel(message.channel, parts)
+        outgoing = self._out[message.channel]
+        parts = outgoing.pack(message, value)
+        return Parcel(parts[0], partial(outgoing.send, parts))
 
     def send(self, parcel: Parcel) -> None:
-        self._out[parcel.channel].send(parcel.parts)
+        wire.stamp(parcel.buffer, time.perf_counter_ns())
+        parcel.go()
         self.sent_messages += 1
-        self.sent_bytes += wire.read_head(parcel.parts[0]).length
+        self.sent_bytes += wire.read_head(parcel.buffer).length
 
     def receive(self, message: Message) -> Arrival:
         return self._in[message.channel].receive(message)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from ppcourse.analysis.partition import partition as partition_layers
+from ppcourse.runtime.carriers import carrier
 from ppcourse.runtime.shipping import check_travels, weights_in
 from ppcourse.runtime.training import Tie
 from ppcourse.schedules import SCHEDULES, build
@@ -204,8 +205,7 @@ def check_options(plan: Schedule, device: str, link: str, pace: Costs | None, ti
     """Raise ValueError for a device, link, pace or timeout that cannot be had; which link carries messages, and why."""
     if device not in ("auto", "cpu"):
         raise ValueError(f"device is {device!r}, but ranks run on the CPU so far; say 'cpu', or leave it out.")
-    if link not in ("auto", "gloo"):
-        raise ValueError(f"link is {link!r}, but messages go over gloo so far; say 'gloo', or leave it out.")
+    chosen = carrier(link, plan.num_ranks)
     if not (isinstance(timeout, Real) and timeout > 0):
         raise ValueError(f"timeout is {timeout!r}; it is a number of seconds above 0, for example 60.")
     if pace is not None:
@@ -214,6 +214,4 @@ def check_options(plan: Schedule, device: str, link: str, pace: Costs | None, ti
         longest = max(max(lasts) for lasts in pace.durations(plan.num_stages).values())
         if longest >= timeout:
             raise ValueError(f"An action paced to {longest:g} s would pass for a hang; timeout must be longer.")
-    if plan.num_ranks == 1:
-        return "none: one rank has nobody to talk to"
-    return "gloo: the ranks are processes on CPUs"
+    return chosen

@@ -10,6 +10,7 @@ import linecache
 import os
 import pickle
 import signal
+import socket
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,7 +20,10 @@ import torch.distributed as dist
 
 from ppcourse.runtime import system, wire
 from ppcourse.runtime.board import Board
+from ppcourse.runtime.carriers import missing
 from ppcourse.runtime.errors import Failure
+from ppcourse.runtime.meeting import listen, meet
+from ppcourse.runtime.shared import Peer
 from ppcourse.runtime.shipping import Order
 from ppcourse.runtime.worker import Worker, barrier
 
@@ -34,14 +38,18 @@ def rank_main(rank: int, num_ranks: int, pipe: Connection, folder: str) -> None:
     system.speak_into(Path(folder) / f"rank-{rank}.log")
     torch.set_num_threads(1)
     gc.freeze()  # modules are here to stay: collections need not look through them
-    worker = Worker(rank, Board(Path(folder) / "board", num_ranks))
+    board, sockets = Board(Path(folder) / "board", num_ranks), dict[int, socket.socket]()
     if num_ranks > 1:
+        door = None if missing() else listen(rank, num_ranks, Path(folder))
         os.environ.update(system.gloo_environment())
         store = dist.FileStore(  # type: ignore[attr-defined]
             str(Path(folder) / "store"), num_ranks
         )
         dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=system.FOREVER)
         barrier()
+        if door is not None:
+            sockets = meet(rank, num_ranks, Path(folder), door)
+    worker = Worker(rank, board, {other: Peer(other, end) for other, end in sockets.items()})
     pipe.send_bytes(UP)
     known = set(sys.modules)
     while (order := _next(pipe)) is not None:

@@ -83,7 +83,7 @@ def train(
 
     def job(rank: int) -> Job:
         trainer = Trainer(optimizer, clip_norm, made.ties(rank))
-        return Job(resolved, made.of_rank(rank), loss_fn, pace, memory, recompute, seed, trainer)
+        return Job(resolved, made.of_rank(rank), loss_fn, pace, memory, recompute, seed, trainer, link=carrier)
 
     losses, norms, times = [], [], []
     with session(made, job, timeout) as ranks, tqdm(total=steps, disable=not progress, unit="step") as bar:

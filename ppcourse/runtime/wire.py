@@ -8,11 +8,17 @@
 One buffer is one transfer, whatever a layer hands on; views and non-contiguous tensors are copied into it,
 so the sender may free or overwrite its own at once. The receiver's tensors lie in the
 buffer.
+
+    crosses, bit for bit     float64 float32 float16 bfloat16, float8 of every kind, float4_e2m1fn_x2,
+                             complex128 complex64 complex32, bool, int8 to int64, uint8 to uint64
+    refused, by its name     what torch cannot copy as plain memory: int1 to int7, uint1 to uint7, quantized, sparse,
+                             nested, and tensors that are not in the CPU's memory
 """
 
 import io
 import pickle
 import struct
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -21,6 +27,7 @@ from torch import Tensor
 
 ALIGN = 64
 HEADER = struct.Struct("<qqqqqq")
+PARTS_OF_BYTES = {getattr(torch, f"{kind}{bits}") for kind in ("int", "uint") for bits in range(1, 8)}
 
 
 class Head(NamedTuple):
@@ -57,12 +64,22 @@ class _Unpickler(pickle.Unpickler):
         return self.tensors[place]
 
 
-def pack(
-    value: Any, kind: int = 0, stage: int = 0, microbatch: int = 0, room: int = 0, visible: int | None = None
-) -> Tensor:
-    """`value` as a flat uint8 tensor of at least `room` bytes.
+def new_memory(length: int) -> Tensor:
+    return torch.empty(length, dtype=torch.uint8)
 
-    Raises TypeError for a tensor that is not strided, and if there are other than `visible` tensors.
+
+def pack(
+    value: Any,
+    kind: int = 0,
+    stage: int = 0,
+    microbatch: int = 0,
+    room: int = 0,
+    visible: int | None = None,
+    memory: Callable[[int], Tensor] = new_memory,
+) -> Tensor:
+    """`value` as a flat uint8 tensor of at least `room` bytes, in what `memory` gives for its length.
+
+    Raises TypeError for a tensor that cannot cross, and if there are other than `visible` tensors.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -71,28 +88,44 @@ def pack(
         raise TypeError("a tensor inside an object cannot cross with its gradient; hand on tensors, or tuples of them.")
     tensors = [tensor.detach() for tensor in pickler.tensors]
     for tensor in tensors:
-        if tensor.layout is not torch.strided or tensor.is_quantized:
-            raise TypeError(f"a {tensor.layout} tensor cannot cross between ranks; make it dense with to_dense().")
+        _check_crosses(tensor)
     kinds = [(t.dtype, tuple(t.shape), t.requires_grad) for t in pickler.tensors]
     form = pickle.dumps((file.getvalue(), kinds), protocol=5)
     places, length = _places(kinds, HEADER.size + len(form))
-    buffer = torch.empty(max(length, room), dtype=torch.uint8)
+    buffer = memory(max(length, room))
+    inside = buffer.numpy()
     head = HEADER.pack(length, len(form), kind, stage, microbatch, 0)
-    buffer[: HEADER.size + len(form)] = torch.frombuffer(bytearray(head + form), dtype=torch.uint8)
-    for tensor, (start, end) in zip(tensors, places, strict=True):
-        if end > start:
-            buffer[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    inside.data[: HEADER.size + len(form)] = head + form
+    for tensor, (start, _) in zip(tensors, places, strict=True):
+        if count := tensor.numel():
+            torch.frombuffer(inside, dtype=tensor.dtype, count=count, offset=start).view(tensor.shape).copy_(tensor)
     return buffer
+
+
+def _check_crosses(tensor: Tensor) -> None:
+    special = tensor.is_nested or tensor.is_quantized or tensor.dtype in PARTS_OF_BYTES
+    if tensor.layout is torch.strided and tensor.device.type == "cpu" and not special:
+        return
+    if tensor.is_nested:
+        what, way = "a nested tensor", "pad it with torch.nested.to_padded_tensor()"
+    elif tensor.is_quantized:
+        what, way = f"a quantized tensor ({tensor.dtype})", "hand on its dequantize()"
+    elif tensor.dtype in PARTS_OF_BYTES:
+        what, way = f"a tensor of {tensor.dtype}", "view it as torch.uint8"
+    elif tensor.layout is not torch.strided:
+        what, way = f"a {tensor.layout} tensor", "make it dense with to_dense()"
+    else:
+        what, way = f"a tensor on {tensor.device}", "hand on one in the CPU's memory"
+    raise TypeError(f"{what} cannot cross between ranks; {way}.")
 
 
 def stamp(buffer: Tensor, sent_at: int) -> None:
     """Note when a packed message is sent."""
-    memory: Any = buffer.numpy()
-    struct.pack_into("<q", memory, HEADER.size - 8, sent_at)
+    struct.pack_into("<q", buffer.numpy().data, HEADER.size - 8, sent_at)
 
 
 def read_head(buffer: Tensor) -> Head:
-    return Head(*HEADER.unpack(buffer[: HEADER.size].numpy().tobytes()))
+    return Head(*HEADER.unpack_from(buffer.numpy().data))
 
 
 def unpack(buffer: Tensor) -> Any:

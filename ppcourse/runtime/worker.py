@@ -1,5 +1,6 @@
 """The orders that a rank process carries out: open a job, steps, what became of the weights, close."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,14 +14,15 @@ from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.link import GlooLink, Link
 from ppcourse.runtime.look import look
 from ppcourse.runtime.meter import LiveBytes, Meter
+from ppcourse.runtime.shared import Peer, SharedLink
 from ppcourse.runtime.stage import End, Stage
 
 
 class Worker:
     """The orders that a rank carries out."""
 
-    def __init__(self, rank: int, board: Board) -> None:
-        self.rank, self.board = rank, board
+    def __init__(self, rank: int, board: Board, peers: Mapping[int, Peer]) -> None:
+        self.rank, self.board, self.peers = rank, board, peers
         self.interpreter: Interpreter | None = None
         self.link: Link | None = None
         self.step_number = 0
@@ -39,7 +41,11 @@ class Worker:
         if job.trainer:
             job.trainer.open(self.model)
         clock = Pace(job.pace, job.plan.num_stages) if job.pace else Clock()
-        self.link = GlooLink(job.plan, self.rank, job.pace.comm if job.pace else 0.0)
+        latency = job.pace.comm if job.pace else 0.0
+        if job.link.startswith("gloo"):
+            self.link = GlooLink(job.plan, self.rank, latency)
+        else:
+            self.link = SharedLink(job.plan, self.rank, self.peers, latency)
         self.meter = LiveBytes(self.model) if job.memory else Meter()
         self.interpreter = Interpreter(job.plan, self.rank, stages, self.link, clock, self.board, self.meter)
 

@@ -1,0 +1,235 @@
+"""The link between ranks of one host: what is large lies in memory that both map, and a socket says that it came.
+
+A rank that waits sleeps in the socket, in the row's own thread, and the sender's word wakes it: no thread comes
+between, and nobody spins. Sends never wait: what a socket has no room for yet is sent by a thread.
+
+Both kinds between two ranks share a socket. Whoever waits for a message takes those that lie before it too and
+puts them aside, so any window will do.
+
+A message has arrived when it lies in memory that the receiver can read, which is when it is sent. That a busy machine
+wakes the receiver later is no part of the hop, as oversleeping is no part of a paced action (clock.py); the
+receiver's start shows it wherever nothing is paced.
+"""
+
+import queue
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ppcourse.runtime import wire
+from ppcourse.runtime.crates import Crate, Crates
+from ppcourse.runtime.ends import KINDS, Arrival, check_place, place_of
+from ppcourse.runtime.errors import LinkError
+from ppcourse.runtime.link import Parcel
+from ppcourse.runtime.stage import tensors_of
+from ppcourse.schedules.channels import Channel, Message, channels
+from ppcourse.schedules.schedule import Schedule
+
+INLINE = 32 * 1024  # bytes up to which a message goes through the socket itself
+NO_CRATE = -1
+NOTE = struct.Struct("<dqqq")  # when it was sent (perf_counter seconds), how long it is, its crate, a new one's size
+SENT_AT = struct.Struct("<d")
+FILE = struct.Struct("i")
+
+
+class Came(NamedTuple):
+    """A message, and when it lay in this rank's memory (perf_counter seconds)."""
+
+    buffer: Tensor
+    at: float
+
+
+class Going:
+    """A message on its way into a socket: a note, then the message itself unless it lies in a crate.
+
+    Holds its memory no longer than until that is sent.
+    """
+
+    def __init__(self, buffer: Tensor, crate: Crate | None) -> None:
+        self._new = crate if crate and crate.file is not None else None
+        size = self._new.size if self._new else 0
+        self._note = bytearray(NOTE.pack(0.0, buffer.numel(), crate.number if crate else NO_CRATE, size))
+        self._parts = [memoryview(self._note)] if crate else [memoryview(self._note), buffer.numpy().data]
+        self._begun = False
+
+    def push(self, to: socket.socket) -> bool:
+        """Send what there is room for; whether that was all."""
+        files = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, FILE.pack(self._new.file))] if self._new else []
+        if not self._begun:
+            SENT_AT.pack_into(self._note, 0, time.perf_counter())
+        try:
+            sent = to.sendmsg(self._parts, files, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        self._begun = True
+        if self._new:
+            self._new.handed_over()
+            self._new = None
+        while self._parts and sent >= len(self._parts[0]):
+            sent -= len(self._parts.pop(0))
+        if self._parts:
+            self._parts[0] = self._parts[0][sent:]
+        return not self._parts
+
+
+class Sender:
+    """Sends on the socket to one rank. The row is its only user."""
+
+    def __init__(self, rank: int, to: socket.socket) -> None:
+        self._rank, self._socket = rank, to
+        self._backlog: queue.Queue[Going] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self._error: LinkError | None = None
+
+    def send(self, going: Going) -> None:
+        """Send now what there is room for, and leave the rest to the thread."""
+        if self._backlog.unfinished_tasks or not self._pushed(going):
+            self._backlog.put(going)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True, name=f"send to rank {self._rank}")
+                self._thread.start()
+        if self._error:
+            raise self._error
+
+    def finish(self) -> None:
+        """Wait until everything is sent."""
+        self._backlog.join()
+        if self._error:
+            raise self._error
+
+    def _run(self) -> None:
+        room = select.poll()
+        room.register(self._socket, select.POLLOUT)
+        while True:
+            going = self._backlog.get()
+            while not self._pushed(going):
+                room.poll()
+            self._backlog.task_done()
+
+    def _pushed(self, going: Going) -> bool:
+        """Whether nothing is left to be done for it."""
+        try:
+            return going.push(self._socket)
+        except OSError as error:
+            self._error = LinkError(f"could not send to rank {self._rank}: {error}")
+            return True
+
+
+class Receiver:
+    """Takes messages from the socket of one rank, in the order in which they were sent."""
+
+    def __init__(self, source: socket.socket) -> None:
+        self._socket = source
+        self._space = socket.CMSG_SPACE(FILE.size)
+        self._crates: dict[int, Crate] = {}
+
+    def forget(self) -> None:
+        """The crates of a job that is over."""
+        self._crates.clear()
+
+    def take(self) -> Came:
+        """The next message. Raises EOFError if the rank is gone."""
+        note, files = bytearray(NOTE.size), list[int]()
+        self._fill(memoryview(note), files)
+        sent_at, length, number, size = NOTE.unpack(note)
+        if number == NO_CRATE:
+            buffer = wire.new_memory(length)
+            return Came(buffer, self._fill(buffer.numpy().data, files) or sent_at)
+        if size:
+            if not files:
+                raise OSError("this process has no file descriptor left for it; close some files, or raise the limit")
+            self._crates[number] = crate = Crate(number, size, files[0])
+            crate.handed_over()
+        return Came(self._crates[number].open(length), sent_at)
+
+    def _fill(self, room: memoryview, files: list[int]) -> float:
+        """Read until `room` is full. When the wait for it ended (perf_counter seconds), 0.0 if there was none."""
+        waited, flags = 0.0, int(socket.MSG_DONTWAIT)
+        while room:
+            try:
+                count, extra, _, _ = self._socket.recvmsg_into([room], self._space, flags)
+            except BlockingIOError:
+                flags = 0
+                continue
+            if count == 0:
+                raise EOFError("its process is gone")
+            if not flags:
+                waited = time.perf_counter()
+            files += [FILE.unpack(data)[0] for _, _, data in extra if len(data) == FILE.size]
+            room = room[count:]
+        return waited
+
+
+class Peer:
+    """Both directions between this rank and `rank`; lasts as long as the pool."""
+
+    def __init__(self, rank: int, socket: socket.socket) -> None:
+        self.sender, self.receiver = Sender(rank, socket), Receiver(socket)
+
+
+class SharedLink:
+    """The channels of one rank through shared memory."""
+
+    def __init__(self, plan: Schedule, rank: int, peers: Mapping[int, Peer], latency: float = 0.0) -> None:
+        self._rank, self._peers, self._latency = rank, peers, latency
+        traffic = channels(plan)
+        self._crates = {c.destination: Crates() for c in traffic if c.source == rank}
+        self._traffic = {c: t.sent for c, t in traffic.items() if c.destination == rank}
+        self._coming: dict[Channel, Iterator[Message]] = {}
+        self._unused: dict[Message, Arrival] = {}
+        self.sent_messages = self.sent_bytes = 0
+
+    def begin(self) -> None:
+        self.sent_messages = self.sent_bytes = 0
+        self._coming = {channel: iter(sent) for channel, sent in self._traffic.items()}
+
+    def pack(self, message: Message, value: Any) -> Parcel:
+        crate: Crate | None = None
+
+        def memory(length: int) -> Tensor:
+            nonlocal crate
+            crate = self._crates[message.channel.destination].take(length) if length > INLINE else None
+            return crate.fill(length) if crate else wire.new_memory(length)
+
+        buffer = wire.pack(value, *place_of(message), memory=memory, visible=len(tensors_of(value)))
+        sender = self._peers[message.channel.destination].sender
+        return Parcel(buffer, partial(sender.send, Going(buffer, crate)))
+
+    def send(self, parcel: Parcel) -> None:
+        parcel.go()
+        self.sent_messages += 1
+        self.sent_bytes += parcel.buffer.numel()
+
+    def receive(self, message: Message) -> Arrival:
+        while message not in self._unused:
+            try:
+                self._take(message)
+            except Exception as error:
+                raise LinkError(f"could not receive from rank {message.channel.source}: {error}") from error
+        return self._unused.pop(message)
+
+    def finish(self) -> None:
+        for destination in self._crates:
+            self._peers[destination].sender.finish()
+
+    def close(self) -> None:
+        self._crates.clear()
+        for peer in self._peers.values():
+            peer.receiver.forget()
+
+    def _take(self, awaited: Message) -> None:
+        """The next message of the rank that sends the awaited one."""
+        source = awaited.channel.source
+        came = self._peers[source].receiver.take()
+        head = wire.read_head(came.buffer)
+        channel = Channel(source, self._rank, KINDS[head.kind])
+        message = next(self._coming.get(channel, iter(())), awaited)
+        check_place(message, head)
+        self._unused[message] = Arrival(wire.unpack(came.buffer), came.at + self._latency)
