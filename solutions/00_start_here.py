@@ -192,8 +192,8 @@ if played:
 
 # %% [markdown]
 # In words: up to some kilobytes all messages take about as long, and from then on the time grows with the bytes. Two
-# numbers describe a link. **Latency** is what even the smallest message takes; **bandwidth** is how many bytes a second go
-# through once messages are large.
+# numbers describe a link. **Latency** is what even the smallest message takes; **bandwidth** is how many bytes a second
+# go through once messages are large.
 
 # %%
 if played:
@@ -206,8 +206,8 @@ if played:
 # ## When nobody comes
 #
 # `dist.send` over gloo returns only when the other rank has come to its receive. So two ranks can wait for each other
-# for ever: a **deadlock**. Elsewhere you would now see nothing, for half an hour. Here a call has a time limit, and says
-# in one sentence who stands where.
+# for ever: a **deadlock**. Elsewhere you would now see nothing, for half an hour. Here a call has a time limit, and
+# says in one sentence who stands where.
 #
 # ### Exercise 0.2 · Provoke one · ★ · 5 minutes
 #
@@ -323,8 +323,8 @@ pp.gantt(pp.simulate(plan))
 print(pp.blocking(plan).message)
 
 # %% [markdown]
-# It is your deadlock, in a pipeline: both neighbours want to send. Real pipelines repair it as you did, with sends that do
-# not wait, or with pairs of send and receive in one group. `pp.run` does so too. It runs any plan on real ranks, and
+# It is your deadlock, in a pipeline: both neighbours want to send. Real pipelines repair it as you did, with sends that
+# do not wait, or with pairs of send and receive in one group. `pp.run` does so too. It runs any plan on real ranks, and
 # the result is that of one process without a pipeline:
 
 # %%

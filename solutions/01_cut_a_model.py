@@ -111,8 +111,9 @@ print(f"activations of one sequence: {activations:.0f} GB")
 # %%
 figure, axes = plt.subplots(figsize=(7, 3.2))
 below = [0.0] * 4
-looks = zip(["#E69F00", "#56B4E9", "#009E73", "#F0E442", "#CC79A7", "lightgray"], ["", "//", "\\\\", "..", "xx", "--"])
-for (name, size), (color, hatch) in zip([*each.items(), ("activations", None)], looks, strict=True):
+colors = ["#E69F00", "#56B4E9", "#009E73", "#F0E442", "#CC79A7", "lightgray"]
+hatches = ["", "//", "..", "xx", "--", "\\\\"]
+for (name, size), color, hatch in zip([*each.items(), ("activations", None)], colors, hatches, strict=True):
     high = [activations if size is None else size * parameters / p / 1e9 for p in (1, 2, 4, 8)]
     axes.bar(["p = 1", "p = 2", "p = 4", "p = 8"], high, bottom=below, label=name, color=color, hatch=hatch)
     below = [low + more for low, more in zip(below, high, strict=True)]
@@ -134,8 +135,8 @@ for p, top in zip((1, 2, 4, 8), below, strict=True):
 # | **tensor** parallelism | each layer's matrices | activations, summed over t ranks | several times a layer |
 # | **pipeline** parallelism | the layers, into p stages | activations at a cut, and their gradients | each microbatch |
 #
-# A pipeline usually sends least, and between two neighbours only. In return its ranks wait for each other, which is what this course
-# is about.
+# A pipeline usually sends least, and between two neighbours only. In return its ranks wait for each other, which is
+# what this course is about.
 #
 # ### Exercise 1.1 · Cut · ★ · 5 minutes
 #
@@ -380,8 +381,8 @@ for total, sent in pp.on_ranks(ring, p=4):
 # ### Exercise 1.4 · A cut against an all-reduce · ★★ · 6 minutes
 #
 # Two numbers of bytes. First, what crosses **one cut** in one step: activations of `rows × width` numbers down, their
-# gradients back. Second, what **each of d ranks sends** to all-reduce all gradients in a ring. A number has `size` bytes
-# here and there.
+# gradients back. Second, what **each of d ranks sends** to all-reduce all gradients in a ring. A number has `size`
+# bytes here and there.
 #
 # <details><summary>Hint</summary>
 #
@@ -427,8 +428,8 @@ if counted:
 
 # %% [markdown]
 # So tensor parallelism stays inside a machine, where links are fastest, and pipelines go between machines. But look at
-# what each grows with: a cut with the **tokens**, data parallelism with the **parameters**. And a pipeline's messages lie
-# between two actions that wait for them, while an all-reduce of gradients can run behind the backward.
+# what each grows with: a cut with the **tokens**, data parallelism with the **parameters**. And a pipeline's messages
+# lie between two actions that wait for them, while an all-reduce of gradients can run behind the backward.
 #
 # ## Say it in an interview
 #
@@ -453,9 +454,9 @@ if counted:
 # parallelism all-reduces activations four times a layer, for each microbatch, so it needs the fastest link. A pipeline
 # sends point to point, 2 × rows × width numbers at each cut.
 #
-# At a cut by hand: the sender sends detached numbers; the receiver must set requires_grad on what arrives, run backward,
-# and send `.grad` back; the sender calls `h.backward(gradient)`. Forget requires_grad and nothing fails, but the earlier
-# stages never learn.
+# At a cut by hand: the sender sends detached numbers; the receiver must set requires_grad on what arrives, run
+# backward, and send `.grad` back; the sender calls `h.backward(gradient)`. Forget requires_grad and nothing fails, but
+# the earlier stages never learn.
 # </details>
 #
 # ## Exit questions

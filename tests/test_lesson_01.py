@@ -1,5 +1,6 @@
 """Lesson 01's exercises: what right answers, plausible wrong ones, and stubs are told."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from toys import by_value
 from torch import Tensor, nn
 from torch.nn import functional as F
+from toys import by_value
 
 import ppcourse as pp
 from ppcourse.lab import progress
@@ -29,7 +30,7 @@ def own_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def cut(num_layers: int, p: int) -> list[range]:
     least, more = divmod(num_layers, p)
     starts = [stage * least + min(stage, more) for stage in range(p + 1)]
-    return [range(*pair) for pair in zip(starts, starts[1:], strict=False)]
+    return [range(*pair) for pair in itertools.pairwise(starts)]
 
 
 def remainder_last(num_layers: int, p: int) -> list[range]:

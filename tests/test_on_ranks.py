@@ -1,5 +1,6 @@
-"""A function of the learner's on real ranks: what comes back, what is printed, and every way in which it may not end."""
+"""A function of the learner's on real ranks: what comes back, what is printed, every way in which it may not end."""
 
+import contextlib
 import itertools
 import os
 import sys
@@ -73,10 +74,8 @@ def loop(rank: int) -> None:
 
 def stubborn(rank: int) -> None:
     while True:
-        try:
+        with contextlib.suppress(BaseException):
             dist.recv(torch.ones(1), 1 - rank)
-        except BaseException:
-            pass
 
 
 HANGS: dict[str, tuple[Callable[[int], None], str]] = {

@@ -5,6 +5,8 @@
             dist.send(torch.ones(3), 1)
             ...                                   A hang is one sentence: who stands at which line.
     on_ranks(hand_over, p=2)
+
+The processes are new ones for each call, so that nothing is left over: neither a message nor a changed setting.
 """
 
 import sys
@@ -52,10 +54,7 @@ class HangError(CallError):
         super().__init__(min(places), None, f"no end after {timeout:g} s")
 
     def __str__(self) -> str:
-        said = [
-            f"rank {rank} {self.places[rank] if rank in self.places else 'has returned'}"
-            for rank in range(self.num_ranks)
-        ]
+        said = [f"rank {rank} {self.places.get(rank, 'has returned')}" for rank in range(self.num_ranks)]
         return f"No end after {self.timeout:g} s: {'; '.join(said)}."
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from ppcourse.runtime.errors import LinkError
 
-
 LOOK = 0.2  # seconds for which a rank is watched, to see if it is busy
 BUSY = 0.05  # of that time: a share that even a crowded machine leaves to a loop, and that waiting does not take
 

@@ -1,6 +1,7 @@
 """Lesson 01, cut a model: which layers a stage gets, the gradient at a cut, a step on two ranks, bytes."""
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
@@ -34,7 +35,7 @@ def cut_layers_into_stages(cut: Callable[[int, int], Any]) -> str | None:
             return f"{said} returns {got!r:.60}; return a list of ranges, one a stage."
         sizes = partition([1.0] * layers, p, "uniform")
         ends = [sum(sizes[:stage]) for stage in range(p + 1)]
-        want = [list(range(*pair)) for pair in zip(ends, ends[1:], strict=False)]
+        want = [list(range(*pair)) for pair in itertools.pairwise(ends)]
         if stages != want:
             return f"{said} gives stages of {_sizes(stages)} layers{_why_not_these(stages, want, layers)}"
     return None
@@ -92,7 +93,7 @@ def receive_with_a_gradient(receive: Callable[[Tensor], Any]) -> str | None:
             " graph begins."
         )
     nn.functional.mse_loss(second(arrived), task.y).backward()
-    h.backward(arrived.grad)
+    torch.autograd.backward(h, arrived.grad)
     return _wrong_gradient(task, [[w.grad for w in stage.parameters()] for stage in task.stages])
 
 
@@ -102,7 +103,7 @@ def receive_with_a_gradient(receive: Callable[[Tensor], Any]) -> str | None:
 class Task(NamedTuple):
     """A small model in two stages, its batch, and the right gradients, stage by stage."""
 
-    stages: tuple[nn.Sequential, nn.Sequential]
+    stages: tuple[nn.Module, nn.Module]
     x: Tensor
     y: Tensor
     loss: float
