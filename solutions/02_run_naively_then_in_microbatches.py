@@ -331,12 +331,12 @@ def undivided(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def alone(m: int, loss_fn=F.mse_loss) -> list[float]:
     own = copy.deepcopy(model)
-    return train(own, torch.optim.SGD(own.parameters(), lr=1.0), loss_fn, batches, m)
+    return train(own, torch.optim.SGD(own.parameters(), lr=4.0), loss_fn, batches, m)
 
 
 # %%
 def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=1.0)
+    return torch.optim.SGD(parameters, lr=4.0)
 
 
 options = {"loss_fn": F.mse_loss, "optimizer": sgd, "steps": 40, "progress": False}
@@ -345,7 +345,8 @@ if trained:
     whole, eight = alone(1), alone(8)
     wrong = [loss / 8 for loss in alone(8, undivided)]
     print(f"last losses: whole {whole[-1]:.4f}, m = 8 {eight[-1]:.4f}, four ranks {on_ranks[-1]:.4f}")
-    assert torch.allclose(torch.tensor(whole), torch.tensor(on_ranks), rtol=1e-2)
+    assert torch.allclose(torch.tensor(whole), torch.tensor(on_ranks), rtol=0.05)
+    assert wrong[-1] > 2 * whole[-1]
 
 # %%
 figure, axes = plt.subplots(figsize=(7, 3))
@@ -359,7 +360,8 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# In words: the first three lie on each other at every batch, while the undivided one does not settle as they do.
+# In words: the first three lie on each other at every batch. Undivided, each step goes eight times too far: the loss
+# jumps up and stays there.
 #
 # ## The flush
 #

@@ -92,7 +92,7 @@ def receive_with_a_gradient(receive: Callable[[Tensor], Any]) -> str | None:
             "what receive returns is no leaf: it is the result of an operation, and autograd keeps .grad only where the"
             " graph begins."
         )
-    nn.functional.mse_loss(second(arrived), task.y).backward()
+    torch.autograd.backward(nn.functional.mse_loss(second(arrived), task.y))
     torch.autograd.backward(h, arrived.grad)
     return _wrong_gradient(task, [[w.grad for w in stage.parameters()] for stage in task.stages])
 

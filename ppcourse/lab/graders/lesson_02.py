@@ -156,7 +156,7 @@ def _text(numbers: Sequence[float]) -> str:
 # 2.3
 
 
-@grader("2.3", minutes=8, difficulty=2)
+@grader("2.3", minutes=8, difficulty=2, limit=30)  # a first optimizer makes torch import for seconds
 def train_in_microbatches(train: Callable[..., Any]) -> str | None:
     """after three batches the weights are those of whole-batch training, momentum and all; one update a batch."""
     batches = [_batch(8, seed) for seed in range(3)]
@@ -208,8 +208,6 @@ def _trained(batches: Sequence[Batch], m: int, divide: bool = True, clear: str =
 def _mistakes(batches: Sequence[Batch], m: int) -> dict[str, Tensor]:
     return {
         "gradients are never cleared, so those of earlier batches are added": _trained(batches, m, clear="never")[1],
-        "gradients are cleared before each microbatch, so only the last one counts": _trained(batches, m, clear="part")[
-            1
-        ],
+        "gradients are cleared before each part, so only the last one counts": _trained(batches, m, clear="part")[1],
         "each part's loss has to be divided by m": _trained(batches, m, divide=False)[1],
     }
