@@ -279,19 +279,23 @@ def step(rank: int, stage: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float
 trained = pp.grade("1.3", step)
 
 # %% [markdown]
-# Your step trains. Each rank has an optimizer for its own parameters; nobody needs all of them.
+# Your step trains. Each rank updates its own parameters, here by plain gradient descent; nobody needs all of them.
 
 
 # %%
+def update(part: nn.Module, rate: float = 0.1) -> None:
+    for weight in part.parameters():
+        weight.data -= rate * weight.grad
+        weight.grad = None
+
+
 def train(rank: int) -> list[float | None]:
     """The losses of a hundred steps."""
-    stage = copy.deepcopy([first, second][rank])
-    optimizer = torch.optim.Adam(stage.parameters(), lr=0.01)
-    losses = []
+    stage, losses = copy.deepcopy([first, second][rank]), []
+    stage.zero_grad()
     for _ in range(100):
-        optimizer.zero_grad()
         losses.append(step(rank, stage, x, y))
-        optimizer.step()
+        update(stage)
     return losses
 
 
@@ -299,13 +303,12 @@ def train(rank: int) -> list[float | None]:
 def train_alone() -> list[float]:
     """The same in one process."""
     whole, losses = copy.deepcopy(model), []
-    optimizer = torch.optim.Adam(whole.parameters(), lr=0.01)
+    whole.zero_grad()
     for _ in range(100):
-        optimizer.zero_grad()
         loss = F.mse_loss(whole(x), y)
         loss.backward()
         losses.append(loss.item())
-        optimizer.step()
+        update(whole)
     return losses
 
 
