@@ -150,7 +150,7 @@ played = pp.grade("0.1", ping_pong)
 # ## Measure the link with it
 #
 # A message is half a round. Your function measures how long one takes, for balls from one number to four million
-# (16 MB). Noise only ever adds time, so the best of twelve counts.
+# (16 MB). Noise only ever adds time, so the best of twenty counts.
 
 # %%
 SIZES = [4**n for n in range(12)]
@@ -158,15 +158,12 @@ SIZES = [4**n for n in range(12)]
 
 def message_times(rank: int) -> list[float]:
     """Seconds for a message of each size."""
-    ping_pong(rank, torch.zeros(1), 200)  # warms up
-    best = []
-    for size in SIZES:
-        ball, times = torch.zeros(size), []
-        for _ in range(12):
+    balls, best = [torch.ones(size) for size in SIZES], [1.0] * len(SIZES)
+    for _ in range(20):
+        for n, ball in enumerate(balls):
             began = time.perf_counter()
             ping_pong(rank, ball, 2)
-            times.append((time.perf_counter() - began) / 4)
-        best.append(min(times))
+            best[n] = min(best[n], (time.perf_counter() - began) / 4)
     return best
 
 
