@@ -204,7 +204,7 @@ if played:
 # ## When nobody comes
 #
 # `dist.send` over gloo returns only when the other rank has come to its receive. So two ranks can wait for each other
-# for ever: a **deadlock**. Elsewhere you would now see nothing, for half an hour. Here a call has a time limit, and
+# for ever: a **deadlock**. Elsewhere you would see nothing for up to half an hour. Here a call has a time limit, and
 # says in one sentence who stands where.
 #
 # ### Exercise 0.2 · Provoke one · ★ · 5 minutes

@@ -71,15 +71,14 @@ def provoke_a_deadlock(answer: Callable[[int], Any]) -> str | None:
     function = plain(answer)
     if not callable(function):
         return f"{function!r:.60} is no function; write one of the rank."
-    code = getattr(function, "__code__", None)
-    if code is not None and not code.co_names:
-        raise Unsolved("(deadlock calls nothing)")
     try:
         on_ranks(function, p=2, timeout=2)
     except HangError as error:
         return _no_deadlock(error)
     except CallError as error:
         return f"deadlock does not hang, it fails. {error}"
+    if not getattr(getattr(function, "__code__", None), "co_names", True):
+        raise Unsolved("(deadlock calls nothing)")
     return "deadlock ends on both ranks; which call could wait for one that the other rank never reaches?"
 
 
