@@ -4,7 +4,7 @@
     analysis    how long, how much                   simulate, Timeline, critical_path, gaps, formulas,
                                                      in_flight, ledger, partition, choose
     runtime     doing it, on real ranks              run, train, evaluate, reference_step
-    lab         what a learner sees                  gantt, grade, doctor
+    lab         what a learner sees                  gantt, grade, on_ranks, doctor
 
     plan = build("1f1b", p=4, m=8) ──► simulate(plan, costs) ──► Timeline (predicted) ──┐
               └──────────────────────► run(plan, model, data) ─► Timeline (measured) ───┴─► gantt
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from ppcourse.lab.exercises import grade as grade
     from ppcourse.lab.gantt import gantt as gantt
     from ppcourse.lab.gantt_text import gantt_text as gantt_text
+    from ppcourse.lab.on_ranks import on_ranks as on_ranks
     from ppcourse.lab.progress import predict as predict
     from ppcourse.lab.progress import prediction as prediction
     from ppcourse.runtime.errors import RankError as RankError
@@ -72,6 +73,7 @@ LATER = {
     "gantt": "ppcourse.lab.gantt",
     "gantt_text": "ppcourse.lab.gantt_text",
     "grade": "ppcourse.lab.exercises",
+    "on_ranks": "ppcourse.lab.on_ranks",
     "predict": "ppcourse.lab.progress",
     "prediction": "ppcourse.lab.progress",
     "doctor": "ppcourse.lab.doctor",

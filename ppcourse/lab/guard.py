@@ -68,10 +68,10 @@ def attempt(work: Callable[[], Any], limit: float) -> Outcome:
 
 def place(error: BaseException) -> str:
     """The last line of the learner's own that led to the error; "" if there is none."""
-    return error.place if isinstance(error, TimeUp) else _last_own(traceback.extract_tb(error.__traceback__))
+    return error.place if isinstance(error, TimeUp) else last_own_line(traceback.extract_tb(error.__traceback__))
 
 
-def _last_own(frames: traceback.StackSummary) -> str:
+def last_own_line(frames: traceback.StackSummary) -> str:
     own = [f for f in frames if f.line and not f.filename.startswith(NOT_THE_LEARNERS)]
     if not own:
         return ""
@@ -92,7 +92,7 @@ class Bell:
         if self.armed:
             self.rings += 1
             if self.rings == 1:
-                self.place = _last_own(traceback.extract_stack(frame))
+                self.place = last_own_line(traceback.extract_stack(frame))
         return self.armed
 
 

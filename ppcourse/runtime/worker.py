@@ -1,6 +1,6 @@
 """The orders that a rank process carries out: open a job, steps, what became of the weights, close."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ppcourse.runtime.board import Board, State
+from ppcourse.runtime.call import call
 from ppcourse.runtime.clock import Clock, Pace
 from ppcourse.runtime.interpreter import Interpreter
 from ppcourse.runtime.job import Job, Report
@@ -92,6 +93,10 @@ class Worker:
     def look(self, *arguments: Any) -> str | None:
         """Pass a microbatch through a model: what is wrong with it, or None."""
         return look(*arguments)
+
+    def call(self, function: Callable[[int], Any], limit: float) -> Any:
+        """What a function of the rank returns, or where it stands after `limit` seconds."""
+        return call(function, self.rank, limit)
 
     def close(self) -> None:
         """Forget the job."""
