@@ -55,7 +55,7 @@ def kind(
 
 def kinds(level: int | None = None, lesson: int | None = None) -> tuple[str, ...]:
     """The names of the kinds of cards, easy ones first; of one level or one lesson if given."""
-    from ppcourse.lab.drills.kinds import ALL
+    from ppcourse.lab.drills.card_kinds import ALL
 
     assert ALL  # importing the modules has registered what is in them
     found = [one for one in registered.values() if level in (None, one.level) and lesson in (None, one.lesson)]

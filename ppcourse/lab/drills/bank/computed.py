@@ -46,8 +46,8 @@ def timeline(
     """A simulated step. F, I and W last `each` on a rank, `slow` times that on the last stage; a hop lasts `hop`."""
     plan = build(name, p, m, v if name in CHOOSES_V else None)
     share = p / plan.num_stages
-    costs = [[share * time] * (plan.num_stages - 1) + [slow * share * time] for time in each]
-    return simulate(plan, Costs(*costs, comm=hop))
+    forward, input_grad, weight_grad = ([share * time] * (plan.num_stages - 1) + [slow * share * time] for time in each)
+    return simulate(plan, Costs(forward, input_grad, weight_grad, comm=hop))
 
 
 def makespan(name: str, p: int, m: int, v: int = 1, hop: float = 0.0, slow: float = 1.0) -> str:

@@ -154,6 +154,6 @@ QUESTIONS = (
             ("What if stage 0 is frozen?", "Then it has no gradient to compute; the next stage need not send one."),
             ("Integers across a cut, such as a mask?", "They travel, and nothing comes back for them."),
         ),
-        source="Lesson 01 of this course; Megatron-LM frees sent outputs",
+        source="Lesson 01 of this course; Megatron-LM",
     ),
 )

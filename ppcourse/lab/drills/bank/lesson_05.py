@@ -68,7 +68,7 @@ QUESTIONS = (
             ),
             ("Could you avoid the way back?", "Yes, with a V placement: the second half of the model runs back up."),
         ),
-        source="Narayanan et al. 2021, §2.2; Megatron-LM's scatter-gather is in its §4",
+        source="Narayanan et al. 2021, §2.2",
     ),
     Question(
         name="choose-v",

@@ -124,7 +124,7 @@ QUESTIONS = (
             ("How fine can you cut?", "Layer by layer; finer needs a cut inside a layer, with more to send."),
             (
                 "How much does it win here?",
-                f"Large m: {percent(1 - slowest('optimal') / slowest('uniform'))} of the time, if any.",
+                f"Large m: {percent(1 - slowest('optimal') / slowest('uniform'))} of the time.",
             ),
         ),
         source="Lesson 09 of this course",

@@ -53,7 +53,7 @@ QUESTIONS = (
         f"m/(p + m − 1), {efficiency(4, 8)}.",
         long="Check by limits: with m large, efficiency must go to 1 and speed-up to p; with m = 1, efficiency is "
         "1/p and speed-up 1. Testing a formula at its ends is quicker than deriving it, and shows the interviewer "
-        "how you think.",
+        "how you think. The slip is common because both stand beside each other in most texts.",
         rubric=(
             "recognises the speed-up",
             "gives the efficiency",

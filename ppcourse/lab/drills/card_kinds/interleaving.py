@@ -115,7 +115,7 @@ def interleaved_layer(rng: random.Random) -> Drawn:
 
 @kind("v-for-overhead", lesson=5, level=3, unit="stages a rank", source=NARAYANAN, count=True)
 def v_for_overhead(rng: random.Random) -> Drawn:
-    p, times, percent = rng.choice([4, 8, 16]), rng.randint(1, 3), rng.choice([5, 8, 10, 15])
+    p, times, percent = rng.choice([4, 6, 8]), rng.randint(1, 3), rng.choice([5, 8, 10, 12, 15])
     m = p * times
     v = -(-100 * (p - 1) // (percent * m))
     return Drawn(

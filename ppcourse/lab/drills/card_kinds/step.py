@@ -96,7 +96,7 @@ def recomputed_step(rng: random.Random) -> Drawn:
 @kind("gpipe-with-hops", lesson=4, level=3, unit="ms", source=HUANG)
 def gpipe_with_hops(rng: random.Random) -> Drawn:
     p, m, t_f, t_b = _sizes(rng)
-    hop = rng.choice([1, 2, 4])
+    hop = rng.choice([2, 4]) * t_f // 5
     plain = formulas.step_time(p, m, t_f, t_b)
     return Drawn(
         {"p": p, "m": m, "t_f": t_f, "t_b": t_b, "hop": hop},

@@ -117,7 +117,7 @@ def rate_from_overhead(rng: random.Random) -> Drawn:
 
 @kind("microbatches-for-rate", lesson=3, level=2, unit="microbatches", source=HUANG, count=True)
 def microbatches_for_rate(rng: random.Random) -> Drawn:
-    p, percent = rng.choice([2, 3, 4, 6, 8, 12, 16]), rng.choice([5, 10, 20, 25, 40])
+    p, percent = rng.choice([2, 3, 4, 6, 8]), rng.choice([5, 10, 20, 25, 40])
     rate = percent / 100
     exact = formulas.microbatches_for_rate(p, rate)
     return Drawn(
