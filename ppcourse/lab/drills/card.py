@@ -59,9 +59,9 @@ class Card:
             number *= 100
         if self._near(number, self.answer):
             return Judged(True, f"{self.shown}. {self.worked}")
-        for sentence, wrong in self.confusions.items():
-            if self._near(number, wrong):
-                return Judged(False, f"{shown(number)}: {sentence}.")
+        known = [sentence for sentence, wrong in self.confusions.items() if self._near(number, wrong)]
+        if known:  # more than one where two mistakes give the same number
+            return Judged(False, f"{shown(number)}: {'; or '.join(known)}.")
         high = "above" if number > self.answer else "below"
         return Judged(False, f"{shown(number)} is {high} the answer, and no mistake that this card knows.")
 
