@@ -342,7 +342,7 @@ def test_a_seed_makes_the_same_card_in_another_process() -> None:
 
 @each_kind
 def test_cards_of_a_kind_differ(kind: str) -> None:
-    assert len({drills.card(kind, seed).text for seed in SEEDS}) >= 8
+    assert len({drills.card(kind, seed).text for seed in SEEDS}) >= 6
 
 
 def test_a_drawn_card_is_of_the_level_and_lesson_asked_for() -> None:
@@ -517,6 +517,15 @@ def test_what_questions_say_of_sizes_without_a_number() -> None:
     with pytest.raises(ValueError, match="needs at least 2p"):
         build("dualpipe", 8, 14)
     assert simulate(build("zb-h1", 4, 8)).makespan == 3 + 8 * 3  # meets the bound with a split B
+
+
+def test_what_is_said_of_random_delays_is_what_they_do() -> None:
+    names = ("gpipe", "1f1b", "zb-h1", "interleaved", "zb-h2")
+    said = re.findall(r"([\d.]+)%", drills.question("jitter").short)
+    longer = dict(zip(names, map(float, said), strict=True))
+    assert all(more > 10 for more in longer.values())  # the work alone is longer by a tenth
+    assert abs(longer["gpipe"] - longer["1f1b"]) < 1  # "they lose about the same"
+    assert min(longer, key=longer.__getitem__) == "zb-h2"
 
 
 def longer_warm_up(warm_ups: tuple[int, ...], m: int) -> list[list[str]]:

@@ -151,8 +151,8 @@ QUESTIONS = (
         ),
         wrong=(
             (
-                "It is a lower bound.",
-                "It can be too low, and so it is no promise; but it is no bound for other orders.",
+                "It holds for any times.",
+                "Only under its conditions; in this case it is too low.",
             ),
             ("T_B in the paper is the full backward.", "There it is the gradient of the input only."),
         ),
