@@ -14,7 +14,7 @@
 # |---|---|---|
 # | questions, with follow-ups, rubric and common wrong answers | 70 at four levels | some *really asked*: the card says
 # so |
-# | kinds of cards with numbers | 33, drawn anew from a seed | every answer is computed |
+# | kinds of cards with numbers | 34, drawn anew from a seed | every answer is computed |
 # | mock interviews | as many as there are seeds | against a clock |
 
 # %%

