@@ -9,7 +9,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ except ImportError:  # Windows: the last of two notebooks that save at the same 
     fcntl = None  # type: ignore[assignment]
 
 Saved: TypeAlias = dict[str, dict[str, Any]]
-"""exercises: {"4.2": {"solved": True, "tries": 3}}, and predictions: {"3.1": 0.375}."""
+"""exercises: {"4.2": {"solved": True, "tries": 3}}, predictions: {"3.1": 0.375}, and what else update() keeps."""
 
 Number: TypeAlias = float | list[float]
 
@@ -64,6 +64,17 @@ def prediction(number: str) -> Number | None:
     """What the learner predicted for question `number`; None if nothing yet."""
     guess: Number | None = load()["predictions"].get(str(number))
     return guess
+
+
+def update(section: str, name: str, change: Callable[[Any], Any]) -> None:
+    """Keep, under `name` in `section`, what `change` makes of what was there; of None the first time."""
+    with _locked(path()):
+        _save(section, name, change(kept(section).get(name)))
+
+
+def kept(section: str) -> dict[str, Any]:
+    """By name, what update() has kept in `section`. A learner may have changed it: it may be anything."""
+    return load().get(section, {})
 
 
 def summary() -> None:
@@ -122,8 +133,13 @@ def _read(file: Path) -> Saved:
 def _valid(saved: Any) -> bool:
     try:
         numbers = all(_as_number(guess) is not None for guess in saved["predictions"].values())
-        return numbers and all(
-            type(entry["solved"]) is bool and type(entry["tries"]) is int for entry in saved["exercises"].values()
+        sections = all(isinstance(section, dict) for section in saved.values())
+        return (
+            numbers
+            and sections
+            and all(
+                type(entry["solved"]) is bool and type(entry["tries"]) is int for entry in saved["exercises"].values()
+            )
         )
     except (KeyError, TypeError, AttributeError):
         return False
@@ -131,7 +147,7 @@ def _valid(saved: Any) -> bool:
 
 def _save(section: str, number: str, entry: Any) -> None:
     file, saved = path(), load()
-    saved[section][number] = entry
+    saved.setdefault(section, {})[number] = entry
     try:
         if file.exists() and not (file.is_file() and os.access(file, os.R_OK)):
             raise OSError(0, "not a file that can be read")
