@@ -12,8 +12,7 @@
 #
 # | what | how many | where from |
 # |---|---|---|
-# | questions, with follow-ups, rubric and common wrong answers | 70 at four levels | some *really asked*: the card says
-# so |
+# | questions, with follow-ups, rubric and common wrong answers | 70 at four levels | some are marked *really asked* |
 # | kinds of cards with numbers | 34, drawn anew from a seed | every answer is computed |
 # | mock interviews | as many as there are seeds | against a clock |
 
