@@ -75,10 +75,16 @@ def test_keeping_more_never_holds_less(plan: Schedule, one: float, other: float)
     assert all(a <= b + 1e-9 for a, b in zip(less, more, strict=True))
 
 
-@pytest.mark.parametrize("share", [-0.1, float("nan")])
-def test_a_negative_share_is_refused(share: float) -> None:
-    with refused(f"kept_for_w is {share}; it must be a share of at least 0 (1.0: I frees nothing)."):
+@pytest.mark.parametrize("share", [-0.1, float("nan"), float("inf"), None, "half"])
+def test_a_share_that_makes_no_sense_is_refused(share: float) -> None:
+    with refused(f"kept_for_w is {share!r}; it must be a share of at least 0 (1.0: I frees nothing)."):
         in_flight(SPLIT, share)
+
+
+def test_a_thousand_microbatches_leave_no_error_of_rounding() -> None:
+    """Held at most: one whole microbatch and the 0.1 of another. Added up one by one, 0.1 is off."""
+    row = " ".join(f"0F{i} 0I{i} 0F{i + 1} 0W{i} 0B{i + 1}" for i in range(0, 1000, 2))
+    assert in_flight(Schedule.from_text(row), 0.1) == (1 + 0.1,)
 
 
 # In bytes.
