@@ -305,3 +305,9 @@ def test_an_unknown_name_gets_the_names_there_are_and_the_nearest(typed: str, me
 def test_a_name_like_no_other_gets_no_suggestion() -> None:
     with refused(f"There is no schedule 'xyz'; the schedules are {', '.join(SCHEDULES)}."):
         build("xyz", 4, 8)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [], {}])
+def test_a_name_that_is_no_text_gets_the_names_there_are(wrong: object) -> None:
+    with refused(f"There is no schedule {wrong!r}; the schedules are {', '.join(SCHEDULES)}."):
+        build(wrong, 4, 8)

@@ -75,10 +75,16 @@ def test_keeping_more_never_holds_less(plan: Schedule, one: float, other: float)
     assert all(a <= b + 1e-9 for a, b in zip(less, more, strict=True))
 
 
-@pytest.mark.parametrize("share", [-0.1, float("nan")])
-def test_a_negative_share_is_refused(share: float) -> None:
-    with refused(f"kept_for_w is {share}; it must be a share of at least 0 (1.0: I frees nothing)."):
+@pytest.mark.parametrize("share", [-0.1, float("nan"), float("inf"), None, "half"])
+def test_a_share_that_makes_no_sense_is_refused(share: float) -> None:
+    with refused(f"kept_for_w is {share!r}; it must be a share of at least 0 (1.0: I frees nothing)."):
         in_flight(SPLIT, share)
+
+
+def test_many_additions_leave_no_error_of_rounding() -> None:
+    """One whole microbatch on the last rank, one more on each before it; the rest wait for W. Added up one by one,
+    0.1 is off."""
+    assert in_flight(build("zb-h1", 4, 100), 0.1) == (4, 3 + 0.1 * 1, 2 + 0.1 * 2, 1 + 0.1 * 3)
 
 
 # In bytes.

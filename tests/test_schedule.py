@@ -1,16 +1,18 @@
 """A schedule is plain data: counts, rows, and text both ways."""
 
 import random
+import time
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import built_plans, plans, quick, random_orders
+from strategies import built_plans, plans, quick, random_orders, refused
 
 from ppcourse.schedules import build
 from ppcourse.schedules.action import Action, Op
+from ppcourse.schedules.placement import loop
 from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
 from ppcourse.schedules.validate import validate
 
@@ -160,3 +162,46 @@ class TestForwardOnly:
 
     def test_says_so_in_its_name(self) -> None:
         assert forward_only(build("1f1b", 2, 2)).name == "1f1b (forward only)"
+
+
+@pytest.mark.parametrize("rows", [None, "0F0 0B0", [None], {0: "0F0 0B0"}, 5])
+def test_what_is_not_rows_is_refused(rows: object) -> None:
+    right = 'a list with a row for each rank, as in ["0F0 0B0", "1F0 1B0"]; for one text take from_text'
+    with refused(f"Rows are {right}.", ScheduleError):
+        Schedule.from_rows(rows)
+
+
+@pytest.mark.parametrize(("text", "kind"), [(None, "NoneType"), (["0F0 0B0"], "list"), (b"0F0 0B0", "bytes")])
+def test_what_is_not_text_is_refused(text: object, kind: str) -> None:
+    with refused(f"from_text takes text, not {kind}; for rows take from_rows.", ScheduleError):
+        Schedule.from_text(text)
+
+
+@pytest.mark.parametrize("text", ["0F0,0B0", "0F0; 0B0", "0F0 | 0B0"])
+def test_who_separates_actions_otherwise_is_told_how_it_is_done(text: str) -> None:
+    with pytest.raises(ScheduleError, match=r"as in 2F0\. Between actions stand blanks\.$"):
+        Schedule.from_text(text)
+
+
+def test_rows_that_someone_keeps_and_changes_leave_the_plan_as_it_was() -> None:
+    rows = [list(row) for row in build("gpipe", 2, 2).rows]
+    plan = Schedule("mine", loop(2), 2, rows)
+    assert validate(plan) == ()
+    rows[0].reverse()
+    rows.pop()
+    assert plan.rows == build("gpipe", 2, 2).rows
+
+
+@pytest.mark.parametrize(("plan", "most"), [(build("dualpipe", 4, 8), 2), (build("interleaved", 2, 2, 3), 3)])
+def test_the_most_stages_of_a_rank(plan: Schedule, most: int) -> None:
+    assert plan.stages_per_rank == most
+
+
+def test_stages_are_counted_once_not_once_a_rank() -> None:
+    def seconds(plan: Schedule) -> float:
+        start = time.process_time()
+        assert plan.stages_per_rank == 1
+        return time.process_time() - start
+
+    few, many = build("1f1b", 400, 1), build("1f1b", 3200, 1)
+    assert min(seconds(many) for _ in range(3)) < 24 * min(seconds(few) for _ in range(3))

@@ -8,6 +8,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -179,7 +180,10 @@ def test_unit_costs(row: dict[str, int]) -> None:
 
 
 def ends(plan: Schedule, costs: Costs) -> dict[Action, float]:
-    """When each action ends, by recursion: after the one before it in its row, and after what it needs."""
+    """When each action ends, by recursion: after the one before it in its row, and after what it needs.
+
+    The two of an overlapped pair start and end together, and last as long as both.
+    """
     lasts = costs.durations(plan.num_stages)
     place = {action: (rank, n) for rank, row in enumerate(plan.rows) for n, action in enumerate(row)}
     maker = {fact: action for action in place for fact in made(action)}
@@ -187,11 +191,13 @@ def ends(plan: Schedule, costs: Costs) -> dict[Action, float]:
     @cache
     def end(action: Action) -> float:
         rank, n = place[action]
+        n -= (rank, n - 1) in plan.overlapped
+        together = plan.rows[rank][n : n + 1 + ((rank, n) in plan.overlapped)]
         before = [end(plan.rows[rank][n - 1])] if n else [0.0]
-        for fact in needed(action, plan.num_stages):
+        for fact in (fact for each in together for fact in needed(each, plan.num_stages)):
             hop = costs.comm if place[maker[fact]][0] != rank else 0
             before.append(end(maker[fact]) + hop)
-        return max(before) + lasts[action.op][action.stage]
+        return max(before) + sum(lasts[each.op][each.stage] for each in together)
 
     return {action: end(action) for action in place}
 
@@ -209,7 +215,9 @@ def test_each_action_starts_as_soon_as_it_may(drawn: tuple[Schedule, Costs]) -> 
     timeline = simulate(plan, costs)
     assert {span.action: span.end for span in timeline.spans} == ends(plan, costs)
     lasts = costs.durations(plan.num_stages)
-    assert all(span.end - span.start == lasts[span.action.op][span.action.stage] for span in timeline.spans)
+    pairs = {plan.rows[rank][n] for rank, at in plan.overlapped for n in (at, at + 1)}
+    alone = [span for span in timeline.spans if span.action not in pairs]
+    assert all(span.end - span.start == lasts[span.action.op][span.action.stage] for span in alone)
     assert [tuple(span.action for span in row) for row in timeline.by_rank] == list(plan.rows)
 
 
@@ -368,6 +376,24 @@ def test_every_schedule_meets_the_same_delays() -> None:
     assert list(other.busy) != work("gpipe")
 
 
+def test_more_microbatches_and_stages_leave_the_delays_of_the_others_as_they_were() -> None:
+    few, many = (simulate(build("naive", p, m), jitter=0.5, seed=3) for p, m in ((2, 3), (4, 8)))
+    lasted = {span.action: span.end - span.start for span in many.spans}
+    assert [s.end - s.start for s in few.spans] == pytest.approx([lasted[s.action] for s in few.spans])
+    assert len({round(time, 9) for time in lasted.values()}) == len(many.spans)
+
+
+@pytest.mark.parametrize("seed", [None, "x", 1.5, [1]])
+def test_a_seed_that_would_not_repeat_is_refused(seed: int) -> None:
+    with refused(f"seed is {seed!r}; it must be a whole number, so that equal calls give equal delays."):
+        simulate(build("gpipe", 2, 2), jitter=0.1, seed=seed)
+
+
+def test_a_seed_may_be_a_numpy_integer() -> None:
+    plan = build("gpipe", 2, 2)
+    assert simulate(plan, jitter=0.1, seed=np.int64(3)) == simulate(plan, jitter=0.1, seed=3)
+
+
 def test_delays_have_the_mean_that_was_asked_for() -> None:
     timeline = simulate(build("gpipe", 10, 400), Costs(2, 1, 1), jitter=0.25, seed=1)
     lateness = sum(timeline.busy) / (10 * 400 * 4) - 1
@@ -419,6 +445,7 @@ def test_costs_for_another_number_of_stages_are_refused() -> None:
         ("1", "'1'"),
         ([1, -1, 1], "-1"),
         ([[1], [2]], "[1]"),
+        (10**400, str(10**400)),
     ],
 )
 @pytest.mark.parametrize("name", ["forward", "input_grad", "weight_grad"])

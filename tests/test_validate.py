@@ -1,18 +1,23 @@
 """Is a plan legal? Each rule by its code and its sentence; the verdict against a brute-force execution."""
 
 import random
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
-from strategies import allowed, made, needed, plans, quick, random_homes, random_order
+from strategies import allowed, made, needed, plans, quick, random_homes, random_order, refused
 
+from ppcourse.analysis.in_flight import in_flight, in_flight_bytes
+from ppcourse.analysis.simulate import simulate
 from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.action import Action, Op
+from ppcourse.schedules.blocking import blocking
 from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
-from ppcourse.schedules.validate import check, validate
+from ppcourse.schedules.validate import _circle, check, validate
 
 BROKEN = [
     ("0F0 0B0 0B0", "duplicate", 0, 2, "Rank 0 runs 0B0 at position 2, but did that at position 1."),
@@ -112,6 +117,33 @@ def test_check_raises_the_first_violation_as_a_sentence() -> None:
         check(plan)
     with pytest.raises(ValueError, match="0F0"):
         check(plan)
+
+
+@pytest.mark.parametrize("place", [(5, 0), (-1, 0), (0, -2), (0, 99)])
+def test_a_pair_marked_where_nothing_is_is_told(place: tuple[int, int]) -> None:
+    plan = replace(build("gpipe", 2, 3), overlapped=frozenset({place}))
+    sentence = f"Rank {place[0]} overlaps a pair at position {place[1]} that is not an F and then a B."
+    assert [tuple(violation) for violation in validate(plan)] == [("overlap", *place, sentence)]
+
+
+@pytest.mark.parametrize("ask", [check, validate, simulate, blocking, in_flight, lambda plan: in_flight_bytes(plan, 1)])
+@pytest.mark.parametrize(("wrong", "kind"), [("gpipe", "str"), (None, "NoneType"), (["0F0 0B0"], "list")])
+def test_a_name_or_text_where_a_plan_belongs_is_told(
+    ask: Callable[[Schedule], object], wrong: Schedule, kind: str
+) -> None:
+    right = 'take build("gpipe", p=4, m=8), or read your own with Schedule.from_text or from_rows'
+    with refused(f"A {kind} stands where a Schedule belongs; {right}."):
+        ask(wrong)
+
+
+def test_a_circle_of_many_ranks_is_found_in_linear_time() -> None:
+    def seconds(p: int) -> float:
+        ring = {rank: (rank + 1) % p for rank in range(p)}
+        start = time.process_time()
+        assert _circle(ring) == list(range(p))
+        return time.process_time() - start
+
+    assert min(seconds(8000) for _ in range(3)) < 24 * min(seconds(1000) for _ in range(3))
 
 
 @quick

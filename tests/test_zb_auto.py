@@ -218,7 +218,7 @@ def test_equal_arguments_give_equal_plans_whatever_the_hash_seed() -> None:
 
 @pytest.mark.parametrize("limit", [0, 0.99, -1, math.nan, "2", True])
 def test_a_limit_that_not_even_one_microbatch_fits_into_is_refused(limit: float) -> None:
-    with refused(f"memory_limit is {limit}; it must be at least 1, what one microbatch takes."):
+    with refused(f"memory_limit is {limit!r}; it must be at least 1, what one microbatch takes."):
         zb_auto(2, 4, memory_limit=limit)
 
 
@@ -226,6 +226,16 @@ def test_what_one_microbatch_takes_grows_with_what_is_kept_for_w() -> None:
     with refused("memory_limit is 1.2; it must be at least 1.3, what one microbatch takes."):
         zb_auto(2, 4, memory_limit=1.2, kept_for_w=1.3)
     assert max(in_flight(zb_auto(2, 4, memory_limit=1.3, kept_for_w=1.3), 1.3)) == pytest.approx(1.3)
+
+
+@pytest.mark.parametrize(("share", "limit"), [(0, 3 - 1e-9), (0, 2 - 5e-10), (1, 2 - 1e-9), (1.5, 3.5 - 1e-9)])
+def test_a_limit_that_is_a_rounding_below_what_fits_is_one_that_fits(share: float, limit: float) -> None:
+    """And no plan is shorter than the bound."""
+    costs = Costs([0, 2, 3, 0], 1000, [3, 0, 1, 1000], comm=1)
+    plan = zb_auto(4, 4, costs, limit, share)
+    bound = lower_bound(Problem(4, 4, (0, 2, 3, 0), (1000,) * 4, (3, 0, 1, 1000), 1, limit, share))
+    assert plan == zb_auto(4, 4, costs, limit + 1e-9, share)
+    assert bound <= simulate(plan, costs).longest_stage_time
 
 
 @pytest.mark.parametrize("share", [-0.1, math.nan, math.inf, None])

@@ -1,10 +1,17 @@
 """How much activation memory a plan makes each rank hold, counted in microbatches or in bytes."""
 
+import math
+from collections.abc import Iterable
 from itertools import accumulate
+from numbers import Real
 
-from ppcourse.schedules.action import Op
+from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.costs import PerStage, per_stage
 from ppcourse.schedules.schedule import Schedule
+from ppcourse.schedules.validate import demand_schedule
+
+WHOLE = {Op.F: 1, Op.B: -1, Op.I: -1, Op.W: 0}  # how many more microbatches wait for their I or B
+REST = {Op.F: 0, Op.B: 0, Op.I: 1, Op.W: -1}  # how many more wait for their W only
 
 
 def in_flight(plan: Schedule, kept_for_w: float = 1.0) -> tuple[float, ...]:
@@ -13,14 +20,21 @@ def in_flight(plan: Schedule, kept_for_w: float = 1.0) -> tuple[float, ...]:
     F adds p ÷ num_stages of it, its stage's share; B gives all of that back; I gives back all but
     `kept_for_w` of it (measured, that share may exceed 1: output gradients are kept too), and W the rest.
 
-    Raises ValueError if `kept_for_w` is negative.
+    Raises ValueError if `kept_for_w` is not a number of at least 0.
     """
-    if not kept_for_w >= 0:
-        raise ValueError(f"kept_for_w is {kept_for_w}; it must be a share of at least 0 (1.0: I frees nothing).")
+    demand_schedule(plan)
+    if not (isinstance(kept_for_w, Real) and 0 <= kept_for_w < math.inf):
+        raise ValueError(f"kept_for_w is {kept_for_w!r}; it must be a share of at least 0 (1.0: I frees nothing).")
     share = plan.num_ranks / plan.num_stages
-    change = {Op.F: 1.0, Op.B: -1.0, Op.I: kept_for_w - 1, Op.W: -kept_for_w}
-    held = (accumulate((change[action.op] for action in row), initial=0.0) for row in plan.rows)
-    return tuple(share * max(row) for row in held)
+    return tuple(share * _most(row, float(kept_for_w)) for row in plan.rows)
+
+
+def _most(row: Iterable[Action], kept_for_w: float) -> float:
+    """Counted in whole numbers, so that a thousand additions of a share leave no error."""
+    ops = [action.op for action in row]
+    whole = accumulate((WHOLE[op] for op in ops), initial=0)
+    rest = accumulate((REST[op] for op in ops), initial=0)
+    return max(held + kept_for_w * left for held, left in zip(whole, rest, strict=True))
 
 
 def in_flight_bytes(plan: Schedule, stashed: PerStage, kept_for_w: PerStage = 0.0) -> tuple[float, ...]:
@@ -33,6 +47,7 @@ def in_flight_bytes(plan: Schedule, stashed: PerStage, kept_for_w: PerStage = 0.
     The actions on either side of a peak may hold more while they run: that is for a measurement.
     Raises ValueError for sizes of another number of stages, or that are negative.
     """
+    demand_schedule(plan)
     kept = per_stage("stashed", stashed, plan.num_stages), per_stage("kept_for_w", kept_for_w, plan.num_stages)
     change = {
         Op.F: kept[0],

@@ -3,7 +3,7 @@
 import math
 import random
 from itertools import chain, repeat
-from numbers import Real
+from numbers import Integral, Real
 
 from ppcourse.analysis.timeline import Span, Timeline
 from ppcourse.schedules.action import Action, Op
@@ -23,23 +23,25 @@ def simulate(plan: Schedule, costs: Costs | None = None, *, jitter: float = 0.0,
     both end together. Costs default to 1 for each of F, I and W, and nothing for a hop.
 
     jitter   random delays: each F, I and W lasts longer by a share of its cost drawn from an exponential
-             distribution with this mean. The draws come from `seed`, stage and microbatch alone, so that every
-             schedule meets the same delays
+             distribution with this mean. The draws come from `seed`, op, stage and microbatch alone, so that
+             every schedule, of any length, meets the same delays
 
     Deterministic, and linear in the number of actions. Raises ScheduleError for a plan that breaks a rule;
     for one that would never end the sentence says what each rank waits for. Raises ValueError for costs that
-    do not fit the plan and for a jitter that is not a number of at least 0.
+    do not fit the plan, for a jitter that is not a number of at least 0 and for a seed that is no whole number.
     """
     if costs is not None and not isinstance(costs, Costs):
         raise ValueError(f"costs is {costs!r}, but it must be Costs, for example Costs(forward=1, comm=0.1).")
     if not (isinstance(jitter, Real) and 0 <= jitter < math.inf):
         raise ValueError(f"jitter is {jitter!r}; it must be a number of at least 0 (0.1: a tenth longer on average).")
+    if not isinstance(seed, Integral):
+        raise ValueError(f"seed is {seed!r}; it must be a whole number, so that equal calls give equal delays.")
     check(plan)
     costs = costs or Costs()
     starts: list[list[float]] = [[] for _ in plan.rows]
     ends: list[list[float]] = [[] for _ in plan.rows]
     with collector_paused():
-        _execute(plan, _Durations(plan, costs, jitter, seed), _Post(plan, costs), starts, ends)
+        _execute(plan, _Durations(plan, costs, jitter, int(seed)), _Post(plan, costs), starts, ends)
         # the loops of the standard library, which make a million spans in a third of the time of ours
         rows = (zip(repeat(rank), row, starts[rank], ends[rank]) for rank, row in enumerate(plan.rows))
         spans = tuple(map(tuple.__new__, repeat(Span), chain.from_iterable(rows)))
@@ -104,11 +106,12 @@ def _delays(
     plan: Schedule, single: dict[Op, tuple[float, ...]], jitter: float, seed: int
 ) -> dict[Op, list[list[float]]]:
     """How much longer than its cost each action lasts; a B by the delays of its I and its W."""
-    rng = random.Random(seed)
-    late = {
-        op: [[cost * jitter * rng.expovariate(1.0) for _ in range(plan.num_microbatches)] for cost in single[op]]
-        for op in (Op.F, Op.I, Op.W)
-    }
+
+    def delays(op: Op, stage: int, cost: float) -> list[float]:
+        rng = random.Random(f"{seed} {op} {stage}")  # dice of its own, which other stages and counts leave alone
+        return [cost * jitter * rng.expovariate(1.0) for _ in range(plan.num_microbatches)]
+
+    late = {op: [delays(op, stage, cost) for stage, cost in enumerate(single[op])] for op in (Op.F, Op.I, Op.W)}
     both = zip(late[Op.I], late[Op.W], strict=True)
     return late | {Op.B: [[i + w for i, w in zip(*rows, strict=True)] for rows in both]}
 

@@ -37,7 +37,6 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 }
 
 TWO_STAGES = ("zb-v", "v-half", "v-min", "dualpipe", "dualpipe-v")  # always two stages a rank
-PLANNED = ("costs", "memory_limit", "kept_for_w")  # what a schedule may be planned for
 
 
 def build(
@@ -82,8 +81,9 @@ def build(
 
 
 def _named(name: str) -> Callable[..., Schedule]:
-    if name not in SCHEDULES:
-        near = difflib.get_close_matches(str(name).lower(), SCHEDULES, n=1, cutoff=0.4)
+    if not isinstance(name, str) or name not in SCHEDULES:
+        typed = name.lower() if isinstance(name, str) else ""
+        near = difflib.get_close_matches(typed, SCHEDULES, n=1, cutoff=0.4)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"There is no schedule {name!r}; the schedules are {', '.join(SCHEDULES)}.{hint}")
     return SCHEDULES[name]

@@ -2,7 +2,10 @@
 
 import re
 from enum import StrEnum
+from numbers import Integral
 from typing import NamedTuple
+
+RIGHT = "an action is a stage, one of F, B, I, W, and a microbatch, as in 2F0"
 
 
 class Op(StrEnum):
@@ -29,8 +32,14 @@ class Action(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "Action":
         """The action that `text` stands for. Raises ValueError if it is not one."""
-        match = re.fullmatch(r"(\d+)([FBIW])(\d+)", text.strip())
+        match = re.fullmatch(r"([0-9]{1,99})([FBIW])([0-9]{1,99})", text.strip())
         if match is None:
-            right = "an action is a stage, one of F, B, I, W, and a microbatch, as in 2F0"
-            raise ValueError(f"{text!r} is not an action; {right}.")
+            raise ValueError(f"{text!r} is not an action; {RIGHT}.")
         return cls(int(match[1]), Op(match[2]), int(match[3]))
+
+    def checked(self) -> "Action":
+        """The same action with an Op where someone wrote "F". Raises ValueError for what is no number or no op."""
+        numbers = (self.stage, self.microbatch)
+        if self.op not in [*Op] or not all(isinstance(n, Integral) and not isinstance(n, bool) for n in numbers):
+            raise ValueError(f"{self!r} is not an action; {RIGHT}.")
+        return Action(int(self.stage), Op(self.op), int(self.microbatch))

@@ -40,6 +40,10 @@ class Schedule:
     rows: tuple[tuple[Action, ...], ...]
     overlapped: frozenset[tuple[int, int]] = field(default=frozenset())
 
+    def __post_init__(self) -> None:
+        # what was found out about a plan is kept (see validate), so nobody may change its rows afterwards
+        object.__setattr__(self, "rows", tuple(map(tuple, self.rows)))
+
     @property
     def num_ranks(self) -> int:
         return len(self.rows)
@@ -51,7 +55,8 @@ class Schedule:
     @property
     def stages_per_rank(self) -> int:
         """The most stages that a rank holds."""
-        return max(len(self.placement.stages_of(rank)) for rank in range(self.num_ranks))
+        ranks, opposite = self.placement.ranks, self.placement.opposite
+        return max(Counter(rank for homes in zip(ranks, opposite or ranks, strict=True) for rank in {*homes}).values())
 
     @property
     def trains(self) -> bool:
@@ -85,13 +90,24 @@ class Schedule:
         Counts and placement are taken from the actions. Raises ScheduleError for what is not an action;
         whether the plan obeys the rules is for `validate` to say.
         """
+        if not isinstance(text, str):
+            raise ScheduleError(f"from_text takes text, not {type(text).__name__}; for rows take from_rows.")
         lines = (line.partition("#")[0].strip() for line in text.splitlines())
         return cls.from_rows([line for line in lines if line], name)
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row], name: str = "mine") -> "Schedule":
-        """The plan in `rows`, one a rank, counts and placement taken from the actions."""
-        cells = [row.split() if isinstance(row, str) else list(row) for row in rows]
+        """The plan in `rows`, one a rank, counts and placement taken from the actions.
+
+        Raises ScheduleError for what is not a list of rows of actions.
+        """
+        try:
+            if isinstance(rows, str):
+                raise TypeError
+            cells = [row.split() if isinstance(row, str) else list(row) for row in rows]
+        except TypeError:
+            right = 'a list with a row for each rank, as in ["0F0 0B0", "1F0 1B0"]; for one text take from_text'
+            raise ScheduleError(f"Rows are {right}.") from None
         read = [_read_row(row, f"rank {rank}") for rank, row in enumerate(cells)]
         return _inferred(name, read)
 
@@ -175,7 +191,9 @@ def _read_row(cells: Sequence[str | Action], where: str, unit: str = "position")
         try:
             read = _read_cell(cell)
         except ValueError as error:
-            raise ScheduleError(f"{where}, {unit} {place}: {error}") from None
+            glued = unit == "position" and isinstance(cell, str) and {*cell} & {*",;|"}
+            hint = " Between actions stand blanks." if glued else ""
+            raise ScheduleError(f"{where}, {unit} {place}: {error}{hint}") from None
         if len(read) == 2:
             pairs.add(len(actions))
         actions += read
@@ -185,7 +203,7 @@ def _read_row(cells: Sequence[str | Action], where: str, unit: str = "position")
 def _read_cell(cell: str | Action) -> list[Action]:
     """The action in a cell, the two of an overlapped pair, or none if the cell is empty."""
     if isinstance(cell, Action):
-        return [cell._replace(op=Op(cell.op))]  # a learner may have written "F" for Op.F
+        return [cell.checked()]
     text = str(cell).strip()
     if text in ("", IDLE):
         return []

@@ -33,6 +33,13 @@ class Violation(NamedTuple):
     message: str
 
 
+def demand_schedule(plan: object) -> None:
+    """Raise ValueError for what is not a plan: its name, or its text, say."""
+    if not isinstance(plan, Schedule):
+        right = 'take build("gpipe", p=4, m=8), or read your own with Schedule.from_text or from_rows'
+        raise ValueError(f"A {type(plan).__name__} stands where a Schedule belongs; {right}.")
+
+
 def check(plan: Schedule) -> None:
     """Raise ScheduleError with the first violation's sentence, if there is one."""
     order_of(plan)
@@ -57,6 +64,7 @@ def validate(plan: Schedule) -> tuple[Violation, ...]:
 
 def _verdict(plan: Schedule) -> tuple[tuple[Violation, ...], Order]:
     """What is wrong, and the order in which the plan was replayed; a plan never changes, so neither do they."""
+    demand_schedule(plan)
     known: tuple[tuple[Violation, ...], Order] | None = plan.__dict__.get(VERDICT)
     if known is None:
         violations = tuple(_out_of_place(plan)) or tuple(_miscounted(plan))
@@ -81,7 +89,7 @@ def _out_of_place(plan: Schedule) -> Iterator[Violation]:
             elif (home := homes[stage] if i < turn else opposite[stage]) != rank:
                 yield Violation("wrong-rank", rank, position, _stray_sentence(plan, rank, row[position], home))
     for rank, position in sorted(plan.overlapped):
-        pair = plan.rows[rank][position : position + 2]
+        pair = plan.rows[rank][position : position + 2] if 0 <= rank < plan.num_ranks else ()
         if [action.op for action in pair] != [Op.F, Op.B]:
             sentence = f"Rank {rank} overlaps a pair at position {position} that is not an F and then a B."
             yield Violation("overlap", rank, position, sentence)
@@ -170,11 +178,12 @@ def _stuck(plan: Schedule, replay: Replay) -> Iterator[Violation]:
 
 def _circle(waits_for: dict[int, int]) -> list[int]:
     """Ranks each of which waits for the next, and the last for the first."""
-    path: list[int] = []
+    seen: dict[int, None] = {}  # in order, and quick to ask
     rank = min(waits_for)
-    while rank not in path:
-        path.append(rank)
+    while rank not in seen:
+        seen[rank] = None
         rank = waits_for[rank]
+    path = list(seen)
     return path[path.index(rank) :]
 
 

@@ -114,10 +114,10 @@ def _problem(p: int, m: int, costs: Costs, memory_limit: float, kept_for_w: floa
     if not isinstance(costs, Costs):
         raise ValueError(f"costs is {costs!r}, but it must be Costs, for example Costs(forward=1, comm=0.1).")
     if not (_is_number(kept_for_w) and 0 <= kept_for_w < math.inf):
-        raise ValueError(f"kept_for_w is {kept_for_w}; it must be a share of at least 0 (1.0: I frees nothing).")
+        raise ValueError(f"kept_for_w is {kept_for_w!r}; it must be a share of at least 0 (1.0: I frees nothing).")
     least = max(1.0, kept_for_w)  # beyond 1, a microbatch takes most between its I and its W
     if not (_is_number(memory_limit) and memory_limit >= least):
-        raise ValueError(f"memory_limit is {memory_limit}; it must be at least {least:g}, what one microbatch takes.")
+        raise ValueError(f"memory_limit is {memory_limit!r}; it must be at least {least:g}, what one microbatch takes.")
     lasts = costs.durations(p)
     each = (lasts[Op.F], lasts[Op.I], lasts[Op.W])
     return Problem(p, m, *each, float(costs.comm), float(memory_limit), float(kept_for_w))

@@ -109,7 +109,10 @@ def _most_owed(problem: Problem) -> int:
 
 
 def _most_that_fit(problem: Problem, room: float) -> int:
-    """How many microbatches fit into `room` that wait for their W only; m if all do."""
-    if problem.kept * problem.m <= room + NOTHING:
-        return problem.m
-    return int((room + NOTHING) / problem.kept)
+    """How many microbatches fit into `room` that wait for their W only; m if all do.
+
+    One too many makes a bound low, one too few makes it false. So NOTHING counts twice: `room` is what is left of
+    a limit that a plan may exceed by as much, and it has been rounded.
+    """
+    room += 2 * NOTHING
+    return problem.m if problem.kept * problem.m <= room else int(room / problem.kept)
