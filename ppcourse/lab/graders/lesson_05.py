@@ -9,6 +9,7 @@ from ppcourse.analysis.in_flight import in_flight
 from ppcourse.analysis.simulate import simulate
 from ppcourse.lab.gantt_text import gantt_text
 from ppcourse.lab.graders import grader
+from ppcourse.lab.graders.rows import read_row
 from ppcourse.schedules import build
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.channels import channels
@@ -24,6 +25,7 @@ COUNTS = [(2, 2, 1), (2, 2, 2), (2, 4, 2), (2, 6, 2), (2, 4, 3), (3, 3, 2), (3, 
 PRICES = [(3, 6, 2), (3, 9, 2), (2, 4, 2), (4, 8, 2), (4, 8, 4), (8, 32, 4)]
 RACES = [(2, 2, 2), (2, 4, 2), (3, 6, 3), (4, 8, 2), (4, 8, 4)]
 CLOSE = 0.01  # t_f
+EXAMPLE = '["0F0", "2F0"]'
 
 
 # 5.1
@@ -75,27 +77,12 @@ def build_interleaved_1f1b(order: Order) -> str | None:
         want = build("interleaved", p=p, m=m, v=v).rows
         for rank in range(p):
             given, said = order(rank, p, m, v), f"order({rank}, {p}, {m}, {v})"
-            row = _read(given, m)
+            row = read_row(given, EXAMPLE)
             if isinstance(row, str):
                 return f"{said} {row}"
             if wrong := _unfit(row, want[rank], m) or _misplaced(row, want[rank], p):
                 return f"{said} {wrong}\nyours: {' '.join(map(str, row)) or 'nothing'}{_picture(order, p, m, v)}"
     return None
-
-
-def _read(given: Any, m: int) -> tuple[Action, ...] | str:
-    """The row that an answer stands for, or what is wrong with it."""
-    if not isinstance(given, str | list | tuple):
-        return f'returns {given!r:.60}; return a list of actions, as in ["0F0", "2F0"].'
-    row = []
-    for cell in given.split() if isinstance(given, str) else given:
-        if not isinstance(cell, Action) and "-" in str(cell):
-            return f"names {cell}; stages and microbatches count from 0."
-        try:
-            row.append(cell._replace(op=Op(cell.op)) if isinstance(cell, Action) else Action.parse(str(cell)))
-        except ValueError as error:
-            return f"returns a row in which {error}"
-    return tuple(row)
 
 
 def _unfit(row: Sequence[Action], want: Sequence[Action], m: int) -> str | None:
@@ -143,7 +130,7 @@ def _first_backward(row: Sequence[Action]) -> int:
 def _picture(order: Order, p: int, m: int, v: int) -> str:
     """What the whole plan would do; nothing if it is not even a plan."""
     want = build("interleaved", p=p, m=m, v=v).rows
-    rows = [_read(order(rank, p, m, v), m) for rank in range(p)]
+    rows = [read_row(order(rank, p, m, v), EXAMPLE) for rank in range(p)]
     if any(isinstance(row, str) or _unfit(row, want[rank], m) for rank, row in enumerate(rows)):
         return ""
     plan = Schedule.from_rows(rows, name="yours")
