@@ -15,6 +15,7 @@ class Published(NamedTuple):
     kept_for_w    the share of a microbatch's activations that stays from I until W
     bubble_rate   by schedule: 1F1B, 1F1B-I (interleaved), ZB-H1, ZB-H2, ZB-1p and ZB-2p (planned by the authors'
                   heuristic for a memory of p and of 2p microbatches); for the last three of the longest stage time
+    interleaved   the makespan that 1F1B-I's rate comes from, in microseconds
     """
 
     model: str
@@ -24,6 +25,7 @@ class Published(NamedTuple):
     costs: Costs
     kept_for_w: float
     bubble_rate: dict[str, float]
+    interleaved: float
 
 
 def zero_bubble_table() -> tuple[Published, ...]:
@@ -38,6 +40,7 @@ def zero_bubble_table() -> tuple[Published, ...]:
             Costs(row["T_F"], row["T_B"], row["T_W"], comm=row["T_comm"]),
             32 * row["hidden"] / (34 * row["hidden"] + 5 * row["heads"] * row["seq"]),
             row["bubble_rate"],
+            row["cost"]["1F1B-I"],
         )
         for row in json.loads(text)["rows"]
     )

@@ -32,7 +32,7 @@ EXAMPLE = '["0F0", "0I0", "0W0"]'
 # 6.1
 
 
-@grader("6.1", minutes=8, difficulty=2)
+@grader("6.1", minutes=8, difficulty=2, limit=60)  # torch imports its counter for seconds
 def split_a_linear(halves: Any) -> str | None:
     """the gradients of autograd, and each product is computed once."""
     if not (isinstance(halves, list | tuple) and len(halves) == 2 and all(map(callable, halves))):
@@ -160,7 +160,7 @@ def _why_slow(plan: Schedule) -> str:
     last = plan.rows[-1]
     if all(last[last.index(Action(p - 1, Op.I, i)) + 1].op is Op.W for i in range(m)):
         return ": on the last rank each W follows its I at once, while the rank before waits for the next I"
-    return ": somewhere a W stands in the way of an I that another rank waits for"
+    return ": somewhere a rank waits while it owes a W, or a W keeps an I waiting"
 
 
 # 6.3
