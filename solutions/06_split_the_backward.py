@@ -311,9 +311,10 @@ if broken:
         print(f"{name} with {case}: simulated {simulated:g}, formula {formula:g}")
 
 # %% [markdown]
-# One such case in a picture: p = 4, m = 9, with t_f = 6, t_i = 9, t_w = 7. A W is longer than an F here, so it does
-# not fit where an F was waited for, and everybody behind it becomes later. It makes 27 and 9 of what should be 24 and
-# 3.
+# One such case in a picture: p = 4, m = 9, t_f = 6, t_i = 9, t_w = 7. Look at rank 0 before its I0. Its first
+# gradient is there after p·t_f + (p − 1)·t_i = 51. In ZB-H1 it has run p forwards by then, in ZB-H2 2p − 1 of them.
+# For the rest, 27 and 9, it can only wait, for it owes no W yet. The formulas promise 24 and 3: for t_w > t_f they
+# promise too much.
 
 # %%
 pp.gantt(*(pp.simulate(pp.build(name, p=4, m=9), pp.Costs(6, 9, 7)) for name in ("zb-h1", "zb-h2")))
