@@ -28,8 +28,8 @@ import ppcourse as pp
 # With p = 4, m = 8 and t_b = 2·t_f, a step of 1F1B takes 33 t_f: 24 of work and 9 of bubble.
 #
 # Now each rank's layers are cut in two halves, and the halves lie apart: rank 0 gets stages 0 and 4, rank 1 stages 1
-# and 5, and so on. A microbatch comes round twice. All work stays, in twice as many actions of half the length.
-# **How long does the step take, in t_f?**
+# and 5, and so on. A microbatch comes round twice. All work stays, in twice as many actions of half the length. **How
+# long does the step take, in t_f?**
 
 # %%
 took = 28.5  # solution
@@ -63,25 +63,22 @@ def layers_of(rank: int, p: int, v: int, num_layers: int) -> list[int]:
 dealt = pp.grade("5.1", layers_of)
 
 # %% [markdown]
-# Now ask real ranks. Each of 24 layers notes the rank on which it runs; p = 3, v = 2.
+# Now ask real ranks. Each of 24 layers stamps what passes through it with the number of its rank, as in a passport,
+# and hands it on; p = 3, v = 2.
 
 
 # %%
-def note(layer, inputs):
-    layer.home.fill_(torch.distributed.get_rank())
+class Stamp(nn.Module):
+    def forward(self, passport):
+        stamp = torch.full((len(passport), 1), torch.distributed.get_rank())
+        return torch.cat([passport, stamp], dim=1)
 
-
-layers = [nn.Linear(8, 8) for _ in range(24)]
-for layer in layers:
-    layer.register_buffer("home", torch.tensor(-1))
-    layer.register_forward_pre_hook(note)
 
 # %%
-x, y = torch.randn(2, 6, 8)
-once = {"loss_fn": nn.functional.mse_loss, "optimizer": torch.optim.SGD, "steps": 1, "progress": False}
-after = pp.train("interleaved", layers, [(x, y)], p=3, m=3, v=2, **once).state_dict
+passports = pp.evaluate("interleaved", [Stamp() for _ in range(24)], torch.zeros(3, 0), p=3, m=3, v=2).outputs
+print("a passport:", *passports[0].int().tolist())
 for rank in range(3):
-    there = [n + 1 for n in range(24) if after[f"{n}.home"] == rank]
+    there = [layer for layer, home in enumerate(passports[0], start=1) if home == rank]
     print(f"rank {rank} ran layers {there}")
     assert not dealt or there == layers_of(rank, 3, 2, 24)
 
@@ -123,8 +120,8 @@ pp.gantt(plain, twice)
 # p − 1 others keep the ranks busy. So the bubble is (p − 1)(t_f + t_b)/v, and the overhead (p − 1)/(v·m).
 # </details>
 #
-# The formula three ways. Closed form against simulator, for stages that take equally long, free hops, and m a multiple
-# of p:
+# The formula three ways. Closed form against simulator, for stages that take equally long, free hops, and m a
+# multiple of p:
 
 # %% tags=["nbval-check-output"]
 for p, m, v in [(4, 8, 1), (4, 8, 2), (4, 8, 4), (8, 32, 4)]:
@@ -132,8 +129,8 @@ for p, m, v in [(4, 8, 1), (4, 8, 2), (4, 8, 4), (8, 32, 4)]:
     print(f"p = {p}, m = {m:2}, v = {v}: formula {pp.formulas.bubble_overhead(p, m, v):.1%}, simulated {simulated:.1%}")
 
 # %% [markdown]
-# And real ranks: 16 layers, in double precision, on four processes. The runs are **paced** as in lesson 03, with
-# t_f = 40 ms, and noise only adds time, so the best of two steps counts.
+# And real ranks: 16 layers, in double precision, on four processes. The runs are **paced** as in lesson 03, with t_f
+# = 40 ms, and noise only adds time, so the best of two steps counts.
 
 # %%
 torch.manual_seed(5)
@@ -142,9 +139,9 @@ x, y = torch.randn(2, 64, 64).double()
 task = {"model": nn.Sequential(*blocks).double(), "inputs": x, "targets": y, "loss_fn": nn.functional.mse_loss}
 
 
-def paced(name, v=1, hop=0.0):
-    """The best of two steps; hop in t_f."""
-    pace = costs(v, 0.040 * hop, t=0.040)
+def paced(name, v=1, hop=0.0, t=0.040):
+    """The best of two steps; hop in t_f, which is t seconds."""
+    pace = costs(v, t * hop, t=t)
     return min((pp.run(name, p=4, m=8, v=v, pace=pace, **task).timeline for _ in range(2)), key=lambda t: t.makespan)
 
 
@@ -180,15 +177,15 @@ pp.gantt(predicted, real[2], overlay=True)
 #
 # <details><summary>Hint 2: from two lists to one row</summary>
 #
-# The row begins with the warm-up, cut off the list of forwards. Then take one from each list in turn until there are no
-# forwards left; then the backwards that are left.
+# The row begins with the warm-up, cut off the list of forwards. Then take one from each list in turn until there are
+# no forwards left; then the backwards that are left.
 # </details>
 #
 # <details><summary>Why is the warm-up so long?</summary>
 #
-# Rank p − 1 can run its first B once a microbatch has passed all v chunks there: (v − 1)·p forwards of the group in the
-# earlier chunks, then one more. Each rank before it hears of that two actions later: one for the way down, one for the
-# way up.
+# Rank p − 1 can run its first B once a microbatch has passed all v chunks there: (v − 1)·p forwards of the group in
+# the earlier chunks, then one more. Each rank before it hears of that two actions later: one for the way down, one
+# for the way up.
 # </details>
 
 
@@ -221,8 +218,8 @@ for v in (2, 4) if built else ():
 # %% [markdown]
 # ## Predict: the price
 #
-# In a step of 1F1B with p = 4 and m = 8, each microbatch crosses 3 cuts, there as an activation and back as a gradient:
-# 48 messages, all of the same size. **How many with v = 2?**
+# In a step of 1F1B with p = 4 and m = 8, each microbatch crosses 3 cuts, there as an activation and back as a
+# gradient: 48 messages, all of the same size. **How many with v = 2?**
 
 # %%
 sent = 112  # solution
@@ -236,8 +233,8 @@ pp.predict("5.B", sent)
 #
 # <details><summary>Hint 1: messages</summary>
 #
-# How many stages are there, and how many cuts between them? Every cut lies between two ranks, also that between stages
-# p − 1 and p.
+# How many stages are there, and how many cuts between them? Every cut lies between two ranks, also that between
+# stages p − 1 and p.
 # </details>
 #
 # <details><summary>Hint 2: memory</summary>
@@ -346,16 +343,16 @@ if found:
 
 # %%
 for hop in (0.5, 2.5):
-    plain, twice = paced("1f1b", hop=hop).makespan, paced("interleaved", v=2, hop=hop).makespan
-    expected = 0.040 * step("1f1b", hop=hop).makespan, 0.040 * step("interleaved", v=2, hop=hop).makespan
+    plain, twice = (paced(name, v, hop, t=0.020).makespan for name, v in (("1f1b", 1), ("interleaved", 2)))
+    expected = 0.020 * step("1f1b", hop=hop).makespan, 0.020 * step("interleaved", v=2, hop=hop).makespan
     print(f"hop {hop}: 1F1B {plain:.2f} s ({expected[0]:.2f} predicted), v = 2 {twice:.2f} s ({expected[1]:.2f})")
     assert (twice < plain) == (expected[1] < expected[0])
 
 # %% [markdown]
 # ## In bytes and bandwidth
 #
-# How long *is* a hop? A message of n tokens has 2·n·h bytes (16-bit, hidden size h), whatever v is. Per layer, F takes
-# about 24·n·h² operations in products with weights. So a message lasts, in t_f,
+# How long *is* a hop? A message of n tokens has 2·n·h bytes (16-bit, hidden size h), whatever v is. Per layer, F
+# takes about 24·n·h² operations in products with weights. So a message lasts, in t_f,
 #
 # operations per second ÷ (12 · h · layers of a rank · bytes per second).
 #
@@ -391,8 +388,8 @@ for project, asked in elsewhere("interleaved").items():
 #
 # ## When m is no multiple of p
 #
-# Narayanan et al. require a multiple. Here the plan is that of the next multiple, without the microbatches that are not
-# there. It is legal, but look at the bubble:
+# Narayanan et al. require a multiple. Here the plan is that of the next multiple, without the microbatches that are
+# not there. It is legal, but look at the bubble:
 
 # %% tags=["nbval-check-output"]
 print(" m  1F1B   v = 2  (p − 1)/(v m)  breadth-first, v = 2")
@@ -402,9 +399,9 @@ for m in (8, 9, 10, 11, 12):
     print(f"{m:2}  {overheads[0]}  {overheads[1]}  {pp.formulas.bubble_overhead(4, m, 2):13.1%}  {overheads[2]}")
 
 # %% [markdown]
-# A last group of 1 leaves the ranks without work while that microbatch goes round. **Breadth-first** does not mind: all
-# m microbatches pass chunk 0 before chunk 1 begins. Interleaved 1F1B is *depth-first*: it sends p microbatches as deep
-# as it can. What each of them costs, m = 8, v = 2:
+# A last group of 1 leaves the ranks without work while that microbatch goes round. **Breadth-first** does not mind:
+# all m microbatches pass chunk 0 before chunk 1 begins. Interleaved 1F1B is *depth-first*: it sends p microbatches as
+# deep as it can. What each of them costs, m = 8, v = 2:
 
 # %% tags=["nbval-check-output"]
 for name in ("interleaved", "breadth-first"):
@@ -425,22 +422,22 @@ pp.gantt(step("interleaved", v=2, hop=0.5), step("breadth-first", v=2, hop=0.5),
 #
 # <details><summary>30 seconds</summary>
 #
-# Each rank holds v small stages instead of one large one, dealt round-robin. Filling and draining then take p − 1 small
-# stages, so the overhead falls from (p − 1)/m to (p − 1)/(v·m). The cost: about v times as many messages (p·v − 1, not
-# p − 1, a microbatch and direction), and 1 + (p − 1)/(p·v) times the activations. On a slow link it loses.
+# Each rank holds v small stages instead of one large one, dealt round-robin. Filling and draining then take p − 1
+# small stages, so the overhead falls from (p − 1)/m to (p − 1)/(v·m). The cost: about v times as many messages (p·v −
+# 1, not p − 1, a microbatch and direction), and 1 + (p − 1)/(p·v) times the activations. On a slow link it loses.
 # </details>
 #
 # <details><summary>2 minutes</summary>
 #
-# Add an example: p = 8, m = 32, v = 4. Overhead 7/32 = 21.9% falls to 7/128 = 5.5%; messages × 31/7 = 4.4; rank 0 holds
-# 9.75 instead of 8 microbatches.
+# Add an example: p = 8, m = 32, v = 4. Overhead 7/32 = 21.9% falls to 7/128 = 5.5%; messages × 31/7 = 4.4; rank 0
+# holds 9.75 instead of 8 microbatches.
 #
-# The order: groups of p microbatches, chunk after chunk; backward from the last chunk; a warm-up of
-# 2·(p − 1 − r) + (v − 1)·p forwards. So m should be a multiple of p.
+# The order: groups of p microbatches, chunk after chunk; backward from the last chunk; a warm-up of 2·(p − 1 − r) +
+# (v − 1)·p forwards. So m should be a multiple of p.
 #
-# When it loses: with p = 4, m = 8, v = 2, from a hop of 1.4 t_f on. In bytes, a message takes FLOP/s ÷ (12 · h · layers
-# of a rank · bandwidth) of a forward: a few per cent on InfiniBand, so there only the
-# layers limit v. On Ethernet, a small v or none. Breadth-first hides hops and any m, but holds all m microbatches.
+# When it loses: with p = 4, m = 8, v = 2, from a hop of 1.4 t_f on. In bytes, a message takes FLOP/s ÷ (12 · h ·
+# layers of a rank · bandwidth) of a forward: a few per cent on InfiniBand, so there only the layers limit v. On
+# Ethernet, a small v or none. Breadth-first hides hops and any m, but holds all m microbatches.
 # </details>
 #
 # ## Exit questions
@@ -456,8 +453,8 @@ pp.gantt(step("interleaved", v=2, hop=0.5), step("breadth-first", v=2, hop=0.5),
 #
 # <details><summary>Answer</summary>
 #
-# That of v = 1, at best: a microbatch still visits each rank once, and needs all 8 layers of a rank before the next one
-# can begin.
+# That of v = 1, at best: a microbatch still visits each rank once, and needs all 8 layers of a rank before the next
+# one can begin.
 # </details>
 #
 # **3.** Which v needs most memory?
@@ -469,8 +466,8 @@ pp.gantt(step("interleaved", v=2, hop=0.5), step("breadth-first", v=2, hop=0.5),
 #
 # ## Sources
 #
-# - Narayanan et al. 2021, *Efficient large-scale language model training on GPU clusters using Megatron-LM*, §2.2:
-#   the interleaved schedule, its bubble, m a multiple of p.
+# - Narayanan et al. 2021, *Efficient large-scale language model training on GPU clusters using Megatron-LM*, §2.2: the
+#   interleaved schedule, its bubble, m a multiple of p.
 # - Korthikanti et al. 2022, *Reducing activation recomputation in large transformer models*, §4.2.3: its memory.
 # - Lamy-Poirier 2023, *Breadth-first pipeline parallelism*.
 # - Megatron-LM, `arguments.py`, for the flags; bandwidths and 312 TFLOP/s from the makers' data sheets.
