@@ -125,7 +125,7 @@ class Pool:
         """One answer of each rank, while watching pipes, processes and the board."""
         answers: dict[int, Any] = {}
         consequences: list[Failure] = []
-        last_move, finished, patience = time.monotonic(), self.board.finished(), float("inf")
+        last_move, done, patience = time.monotonic(), (0, 0), float("inf")
         while len(answers) < self.num_ranks:
             for rank, answer in self._ready(set(range(self.num_ranks)) - set(answers), plan):
                 if isinstance(answer, Failure) and answer.consequence:
@@ -138,9 +138,9 @@ class Pool:
                 patience = now + GRACE
             if now > patience or (consequences and len(answers) == self.num_ranks):
                 raise watch.told(consequences[0])
-            if (count := self.board.finished()) != finished:
-                last_move, finished = now, count
-            if now - last_move > timeout:
+            if (count := (self.board.finished(), len(answers))) != done:
+                last_move, done = now, count
+            elif now - last_move > timeout:
                 silent = [rank for rank in range(self.num_ranks) if rank not in answers]
                 raise watch.hung(self.processes, silent, self.board, plan, timeout, self._dump)
         return [answers[rank] for rank in range(self.num_ranks)]
