@@ -111,9 +111,9 @@ for name, t in vees.items():
 pp.gantt(*vees.values(), title="p = 4, m = 8")
 
 # %% [markdown]
-# Read rank 0 in each row of charts: in V-Min it waits in the middle for every microbatch, in ZB-V nowhere. What they
-# hold is counted in microbatches of a rank's full activation; 1F1B's first rank holds 4. Does the closed form hold
-# for other p, and what does the saving cost?
+# Read rank 0. In ZB-V it never waits between its first action and its last. In V-Min it waits after two forwards, until
+# microbatch 0 has been down and up, and again near the end. What they hold is counted in microbatches of a rank's full
+# activation; 1F1B's first rank holds 4. Does the closed form hold for other p, and what does the saving cost?
 
 # %% tags=["nbval-check-output"]
 for name, most in formula.items():
@@ -263,11 +263,11 @@ pp.predict("7.B", most)
 
 # %%
 plan = pp.build("dualpipe", p=4, m=8)
-pp.gantt(pp.simulate(plan), title="p = 4, m = 8, F&B = F + B")
+pp.gantt(pp.simulate(plan))
 
 # %% [markdown]
 # Microbatches 0 to 3 enter at rank 0, 4 to 7 at rank 3. A box that is halved is a pair: it starts when both may, and
-# ends as one. What each rank holds of each stream:
+# ends as one. (Here F&B = F + B: nothing is hidden yet.) What each rank holds of each stream:
 
 
 # %% tags=["nbval-check-output"]
@@ -352,7 +352,8 @@ assert 0.99 < real.makespan / ideal.makespan < 4
 # %% [markdown]
 # ### Where does − 3W come from?
 #
-# Put I and W together again, in the first half of each row or in the second, and see what those splits had saved:
+# Put I and W together again, in the first half of each row or in the second, and see what those splits had saved. All
+# costs are 1:
 
 
 # %% tags=["nbval-check-output"]
@@ -368,15 +369,15 @@ def whole(plan, half):
 
 for p in (4, 8, 12):
     plans = {"as it is": pp.build("dualpipe", p, 2 * p)}
-    plans |= {f"whole in half {half + 1}": whole(plans["as it is"], half) for half in (0, 1)}
+    plans |= {f"{name} unsplit": whole(plans["as it is"], half) for half, name in enumerate(("start", "end"))}
     unit = {name: max(pp.simulate(plan).idle) / (p / 2 - 1) for name, plan in plans.items()}
-    print(f"p = {p:2}: bubble ÷ (p/2 − 1), all costs 1:", ", ".join(f"{n} {b:.2f}" for n, b in unit.items()))
+    print(f"p = {p:2}, bubble ÷ (p/2 − 1):", ", ".join(f"{name} {idle:.2f}" for name, idle in unit.items()))
 
 # %% [markdown]
-# A step towards the middle costs F&B + B = 5: a rank waits for a pair of its neighbour, and for a gradient. The end
-# saves exactly **2W**: I goes on ahead of its W, and that W fills a slot in which the rank would wait. The warm-up
-# saves **up to 1W**: there the first I of the other stream goes ahead. (Less for small p, where fewer ranks wait in
-# line.)
+# Without any split, a step towards the middle costs nearly F&B + B = 5: a pair, then a gradient. The splits at the end
+# save exactly **2W**: I goes on ahead of its W, and the W put off fills a slot in which the rank would wait. Those at
+# the start save **up to 1W**: the first gradients of the other stream go on ahead. (Less for small p, where fewer ranks
+# wait in line.)
 #
 # ### When is the formula right?
 #
@@ -391,10 +392,10 @@ for f, i, w, share in product(range(1, 5), range(1, 5), range(1, 5), (0, 1)):
     pair = f + i + w if share else max(f, i + w)
     idle = max(pp.simulate(plan, pp.Costs(f, i, w, overlap=pair)).idle)
     closed = pp.formulas.dualpipe_bubble_time(6, i + w, w, pair)
-    costs = "F = I = W" if f == i == w else "else neither F nor W above I" if max(f, w) <= i else "F or W above I"
+    costs = "F = I = W" if f == i == w else "else F, W ≤ I" if max(f, w) <= i else "else"
     verdicts[costs, "exact" if idle == closed else "too high" if idle < closed else "too low"] += 1
 for (costs, verdict), count in sorted(verdicts.items()):
-    print(f"{costs:28} {verdict:8} {count:3}")
+    print(f"{costs:14} {verdict:8} {count:3}")
 
 # %% [markdown]
 # **Exact** when F = B − W = W. An **upper bound** when neither F nor W is longer than I. Elsewhere it can be **too
@@ -448,8 +449,8 @@ for p, m in [(4, 8), (8, 16), (8, 32)] if found else ():
     print(f"p = {p}, m = {m:2}: F&B at most {pair:.2f}, {pair / 3:.0%} of F + B")
 
 # %% [markdown]
-# So DualPipe needs F&B clearly below F + B: it must have something to hide. Against 1F1B it wins without any. And with
-# the MoE layer from above: F = 4, I = 4, W = 2, and F&B = 6 if crossed, 10 if not.
+# So DualPipe must hide something, though not much. Against 1F1B it wins even without. Now the MoE layer from above:
+# F = 4, I = 4, W = 2, and F&B = 6 if crossed, 10 if not.
 
 # %% tags=["nbval-check-output"]
 print("p = 8, m = 32        step  most held  copies of the parameters")
@@ -487,8 +488,8 @@ for name, p in (("dualpipe", 8), ("dualpipe-v", 4)):
 # <details><summary>2 minutes</summary>
 #
 # Add: B is the full backward there. The formula is exact if F = B − W = W, an upper bound if neither F nor W is longer
-# than the input gradient, and can be too low elsewhere. F&B must be clearly below F + B, or a zero-bubble V, which
-# needs one copy, is as fast.
+# than the input gradient, and can be too low elsewhere. F&B must be below F + B, or a zero-bubble V is as fast with
+# one copy.
 #
 # Why +1: p − r of one stream and r + 1 of the other. Why two copies: both streams need all stages, in opposite order;
 # ranks r and p − 1 − r hold the same two and add their gradients. First and last layers are on both end ranks. With

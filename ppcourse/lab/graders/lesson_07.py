@@ -59,8 +59,10 @@ WHO = ("compute", "network")
 @grader("7.2", minutes=8, difficulty=2)
 def cross_a_forward_with_a_backward(answer: Any) -> str | None:
     """as early as any of the orders that do not deadlock; the network is hidden."""
+    if not (isinstance(answer, list | tuple) and len(answer) == 2):
+        return f"{_text(answer)} is not two rows, [compute, network]."
     rows = []
-    for who, given, (forward, backward) in zip(WHO, _two(answer), MOVES, strict=True):
+    for who, given, (forward, backward) in zip(WHO, answer, MOVES, strict=True):
         row = given.split() if isinstance(given, str) else given
         row = [str(cell) for cell in row] if isinstance(row, list | tuple) else []
         if sorted(row) != sorted(forward + backward):
@@ -76,10 +78,6 @@ def cross_a_forward_with_a_backward(answer: Any) -> str | None:
     if took > least:
         return f"all is done at {took:g}, but it can be at {least:g}.\n{gantt_text(simulate(plan, PARTS))}"
     return None
-
-
-def _two(answer: Any) -> Sequence[Any]:
-    return answer if isinstance(answer, list | tuple) and len(answer) == 2 else (answer, answer)
 
 
 def crossing(compute: Sequence[str], network: Sequence[str]) -> Schedule:
