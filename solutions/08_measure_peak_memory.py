@@ -17,6 +17,8 @@
 # | layers' worth | activations of one layer for one microbatch |
 
 # %%
+from itertools import accumulate
+
 import matplotlib.pyplot as plt
 import torch
 from torch import nn
@@ -45,7 +47,7 @@ model = nn.Sequential(*[layer() for _ in range(LAYERS)])
 # each tensor that is saved.
 
 
-# %% tags=["nbval-check-output"]
+# %%
 def saved(module, x):
     """Bytes that F keeps for backward, weights left out."""
     kept, weights = {}, {w.untyped_storage().data_ptr() for w in module.parameters()}
@@ -60,6 +62,7 @@ def saved(module, x):
     return sum(size for place, size in kept.items() if place not in weights)
 
 
+# %% tags=["nbval-check-output"]
 ONE = saved(model[0], torch.randn(ROWS, WIDTH, requires_grad=True))
 print(f"formula {4 * ROWS * (WIDTH + 2 * HIDDEN)} bytes, seen by the hook {ONE}")
 
@@ -141,8 +144,8 @@ for rank, measured in enumerate(piped.held_bytes):
     assert 0 <= measured - replayed[rank] <= 4 * 8
 
 # %% [markdown]
-# They agree to the byte, but for 32 on the last rank: the eight losses, 4 bytes each. When you measure a program of your
-# own, explain what is left in this way, tensor by tensor. A difference of a few per cent hides a bug well.
+# They agree to the byte, but for 32 on the last rank: the eight losses, 4 bytes each. When you measure a program of
+# your own, explain what is left in this way, tensor by tensor. A difference of a few per cent hides a bug well.
 #
 # **Explain.** With m ≥ p, why do activations on the first rank not shrink as p grows? What does shrink?
 #
@@ -169,7 +172,7 @@ for p in (1, 2, 4, 8):
 # %%
 def bars(rows, title):
     """Activations and parameter states, one bar a row."""
-    figure, axes = plt.subplots(figsize=(8, 2.6))
+    _, axes = plt.subplots(figsize=(8, 2.6))
     activations, states = zip(*rows.values(), strict=True)
     axes.barh(list(rows), activations, color="#56B4E9", label="activations, measured")
     axes.barh(list(rows), states, left=activations, color="#D55E00", hatch="//", label="16 bytes a parameter")
@@ -207,7 +210,7 @@ for name, column in peaks.items():
 # one microbatch keeps, and you know how many it holds. Lines are replayed, markers measured:
 
 # %%
-figure, axes = plt.subplots(figsize=(7, 3))
+_, axes = plt.subplots(figsize=(7, 3))
 for (name, column), style, marker in zip(peaks.items(), ("-", "--"), "os", strict=True):
     line = [pp.in_flight_bytes(pp.build(name, 4, m), stashed)[0] / 1024 for m in range(1, 17)]
     axes.plot(range(1, 17), line, style, label=f"{name}, replayed")
@@ -377,9 +380,27 @@ for name in ("zb-h1", "zb-h2"):
     assert all(0 <= a - b <= 4 * 8 for a, b in zip(measured, expected, strict=True))
 
 # %% [markdown]
-# To the byte again. How large the share is depends on the layer: what has no weights (dropout masks, softmax,
-# activations) I frees. For PyTorch's `TransformerEncoderLayer` with dropout it is well below 1, for a block with fused
-# attention and without dropout above 1. Measure yours.
+# To the byte again. And in a picture: what the last rank holds after each action of its row in ZB-H1, with W's real
+# share, and as it would be if I freed everything.
+
+# %%
+_, axes = plt.subplots(figsize=(8, 2.8))
+row = pp.build("zb-h1", 4, 8).rows[3]
+for kept, style, label in ((kept_for_w[3], "-", "with what W needs"), (0, "--", "if I freed everything")):
+    change = {"F": stashed[3], "I": kept - stashed[3], "W": -kept}
+    axes.step(
+        range(len(row)), [n / 1024 for n in accumulate(change[a.op] for a in row)], style, where="post", label=label
+    )
+axes.set(
+    xticks=range(len(row)), xticklabels=[f"{a.op}{a.microbatch}" for a in row], ylabel="KiB", title="rank 3, ZB-H1"
+)
+axes.legend()
+plt.show()
+
+# %% [markdown]
+# 1F1B's last rank holds one microbatch; here W is put off, and what it needs piles up. How large the share is depends
+# on the layer: what has no weights (dropout, softmax, activations) I frees. For PyTorch's `TransformerEncoderLayer`
+# with dropout it is well below 1; for a block with fused attention and no dropout it is above 1. Measure yours.
 #
 # ## Embedding and head
 #
@@ -401,14 +422,14 @@ for name, number, given in (("embedding", 0, tokens), ("block", 1, vectors), ("h
 # The embedding is heavy and keeps nearly nothing. The head is as heavy, and makes logits: tokens · vocabulary numbers,
 # which the loss keeps. On real ranks, two layers each:
 
+
 # %%
-text = torch.randint(VOCAB, (8, 65))
-
-
 def loss_fn(logits, targets):
     return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+# %%
+text = torch.randint(VOCAB, (8, 65))
 run = pp.run("1f1b", transformer, text[:, :-1], text[:, 1:], loss_fn=loss_fn, p=4, m=8, memory=True)
 assert run.held_bytes[3] > max(4 * 64 * VOCAB, run.held_bytes[0])
 

@@ -19,37 +19,36 @@ if TYPE_CHECKING:
 HELD = [(1, 1, 8), (2, 1, 8), (2, 4, 8), (4, 2, 8), (4, 8, 8), (8, 32, 32)]  # p, m, layers
 
 
+OTHER_PEAKS: dict[str, Callable[[int, int, int, int], float]] = {
+    "yours has all layers on each rank": lambda rank, p, m, layers: min(m, p - rank) * layers,
+    "yours is GPipe": lambda rank, p, m, layers: m * layers / p,
+    "yours is rank 0's": lambda rank, p, m, layers: min(m, p) * layers / p,
+    "yours counts microbatches": lambda rank, p, m, layers: min(m, p - rank),
+    "yours is one microbatch": lambda rank, p, m, layers: layers / p,
+    "there are no more microbatches than m": lambda rank, p, m, layers: (p - rank) * layers / p,
+    "add the forward before the first backward": lambda rank, p, m, layers: min(m, p - 1 - rank) * layers / p,
+    "yours grows from rank to rank": lambda rank, p, m, layers: min(m, rank + 1) * layers / p,
+}
+
+
 @grader("8.1", minutes=5, difficulty=1)
 def what_a_rank_holds(held: Callable[[int, int, int, int], Any]) -> str | None:
     """what the plans hold, for every rank."""
-    for p, m, layers in HELD:
+    cases = [(rank, p, m, layers) for p, m, layers in HELD for rank in range(p)]
+    answers = [held(*case) for case in cases]
+    for case, got in zip(cases, answers, strict=True):
+        rank, p, m, layers = case
+        said = f"held({rank}, {p}, {m}, {layers}) is {_text(got)}"
+        if not _number(got):
+            return f"{said}; return a number of layers' worth."
         plan = build("1f1b", p=p, m=m)
-        for rank, most in enumerate(in_flight_bytes(plan, layers / p)):
-            got, said = held(rank, p, m, layers), f"held({rank}, {p}, {m}, {layers})"
-            if not _number(got):
-                return f"{said} is {_text(got)}; return a number of layers' worth."
-            if not math.isclose(got, most):
-                count = in_flight(plan)[rank]
-                what = f"{count:g} microbatch{'es' * (count != 1)} of {_plural(layers / p, 'layer')}"
-                return f"{said} is {_text(got)}, but should be {most:g}: {what}{_why_not(got, rank, p, m, layers)}."
+        most = in_flight_bytes(plan, layers / p)[rank]
+        if not math.isclose(got, most):
+            known = [why for why, rule in OTHER_PEAKS.items() if answers == [rule(*one) for one in cases]]
+            count = in_flight(plan)[rank]
+            what = f"{count:g} microbatch{'es' * (count != 1)} of {layers / p:g} layer{'s' * (layers != p)}"
+            return f"{said}, but should be {most:g}: {what}{''.join(f'; {why}' for why in known)}."
     return None
-
-
-def _plural(count: float, thing: str) -> str:
-    return f"{count:g} {thing}{'s' * (count != 1)}"
-
-
-def _why_not(got: float, rank: int, p: int, m: int, layers: int) -> str:
-    known = {
-        "yours has all layers on each rank": min(m, p - rank) * layers,
-        "yours is GPipe": m * layers / p,
-        "yours is rank 0's": min(m, p) * layers / p,
-        "yours counts microbatches": min(m, p - rank),
-        "yours is one microbatch": layers / p,
-        "there are no more microbatches than m": (p - rank) * layers / p,
-        "it also holds the microbatch whose backward comes next": min(m, p - 1 - rank) * layers / p,
-    }
-    return next((f"; {why}" for why, value in known.items() if math.isclose(got, value)), "")
 
 
 # 8.2
@@ -118,13 +117,11 @@ def what_w_needs(share: Callable[[int, int], Any]) -> str | None:
 
 def _w_misses(got: float, d: int, h: int) -> str:
     known = {
-        "yours are the inputs alone; W also needs the gradients of the outputs": d + h,
-        "yours are the output gradients alone; W multiplies them with the inputs": d + h,
+        "yours has either the inputs or the output gradients; W multiplies the ones with the others": d + h,
         "yours is all that F kept, but GELU's input is not needed any more": d + 2 * h,
         "yours keeps what F kept, and the output gradients; GELU's input is not needed any more": 2 * d + 3 * h,
-        "yours has only one of the two linear layers": d + h,
-        "yours has the hidden output gradient missing": 2 * d + h,
-        "yours has the last output gradient missing": d + 2 * h,
+        "the gradient of the hidden vector is missing": 2 * d + h,
+        "divide by what F kept": 2 * (d + h) * (d + 2 * h),
     }
     return next((f"; {why}" for why, count in known.items() if math.isclose(got, count / (d + 2 * h))), "")
 
