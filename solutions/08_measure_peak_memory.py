@@ -445,6 +445,30 @@ bars(rows, "a small GPT in 1F1B, p = 4, m = 8")
 # Rank 3 holds one microbatch, and yet more than rank 0 with four: the logits. And both ends carry vocabulary-sized
 # weights. So "rank 0 is the fullest" is a rule for equal layers; lesson 09 balances the rest.
 #
+# ## At full size
+#
+# `pp.ledger` does the same sums for a model that does not fit here: 32 layers as wide as a 7B model's, 4096 tokens a
+# microbatch, bf16 with Adam at 18 bytes a parameter, attention scores not kept. Embedding and head are left out.
+
+# %% tags=["nbval-check-output"]
+from ppcourse.analysis.activations import layer_activations
+
+width, tokens, heads, a_rank = 4096, 4096, 32, 4  # layers on each of eight ranks
+layer_bytes = layer_activations(tokens, 1, width, heads, recompute="selective")
+sizes = pp.Sizes(parameters=a_rank * 12 * width**2, stashed=a_rank * layer_bytes, boundary=2 * tokens * width)
+print(pp.ledger(pp.build("1f1b", p=8, m=32), sizes))
+
+# %% [markdown]
+# One GPU without a pipeline would hold as much activation as rank 0, and eight times the rest:
+
+# %% tags=["nbval-check-output"]
+whole = pp.Sizes(parameters=8 * a_rank * 12 * width**2, stashed=8 * a_rank * layer_bytes)
+print(pp.ledger(pp.build("1f1b", p=1, m=32), whole))
+
+# %% [markdown]
+# So here parameter states made the pipeline necessary, and with it activations are what fills rank 0. Recomputation, or
+# tensor parallelism inside a rank, makes them smaller; a larger p does not.
+#
 # ## Say it in an interview
 #
 # *"Is the peak memory the same with and without pipeline parallelism?"* Aloud, with a clock.
@@ -501,6 +525,6 @@ bars(rows, "a small GPT in 1F1B, p = 4, m = 8")
 #
 # - Narayanan et al. 2021, *Efficient large-scale language model training on GPU clusters using Megatron-LM*, §2.2: what
 #   1F1B holds. Megatron-LM's `schedules.py`: `deallocate_output_tensor`.
-# - Korthikanti et al. 2022, §4.2.3: activations of the first stage under pipeline parallelism.
+# - Korthikanti et al. 2022, §4.1 and §4.2.3: what a layer keeps; activations of the first stage in a pipeline.
 # - Huang et al. 2019, *GPipe*, §2.3: recomputation.
 # - Qi et al. 2024, *Zero bubble pipeline parallelism*, arXiv 2401.10241, §2: memory of ZB-H1 and ZB-H2.
