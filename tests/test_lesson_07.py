@@ -300,3 +300,38 @@ def test_each_stream_of_dualpipe_holds_what_1f1b_would() -> None:
                 now[i >= p] += {"F": 1, "I": 0}.get(op, -1)
                 most = [max(pair) for pair in zip(most, now, strict=True)]
             assert most == [p - rank, rank + 1]
+
+
+@pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 16), (8, 32)])
+def test_with_nothing_to_hide_dualpipe_ties_with_zb_v_and_only_with_its_pairs_apart(p: int, m: int) -> None:
+    plan = pp.build("dualpipe", p, m)
+    apart = pp.simulate(pp.Schedule.from_rows(plan.rows)).makespan
+    assert 0.97 * step("zb-v", p, m) < apart <= step("zb-v", p, m) < pp.simulate(plan).makespan < step("1f1b", p, m)
+
+
+def test_splits_at_the_end_save_2w_and_those_at_the_start_up_to_1w() -> None:
+    """As the lesson undoes them, by text; here by actions."""
+    saved = {}
+    for p in (4, 8, 12):
+        plan = pp.build("dualpipe", p, 2 * p)
+        idle = {end: max(pp.simulate(unsplit(plan, end)).idle) - max(pp.simulate(plan).idle) for end in (False, True)}
+        saved[p] = [idle[end] / (p / 2 - 1) for end in (False, True)]
+    assert [at_end for _, at_end in saved.values()] == [2, 2, 2]
+    assert saved[4][0] < saved[8][0] < saved[12][0] <= 1
+
+
+def unsplit(plan: pp.Schedule, at_end: bool) -> pp.Schedule:
+    """Each I and its W as one B, after the last forward of a rank or before it."""
+    rows = []
+    for rank, row in enumerate(plan.rows):
+        last = max(n for n, action in enumerate(row) if action.op == "F")
+        chosen = {a[::2] for n, a in enumerate(row) if a.op == "I" and (n > last) == at_end}
+        cells: list[str] = []
+        for n, action in enumerate(row):
+            whole = action[::2] in chosen
+            if not (whole and action.op == "W"):
+                text = str(action._replace(op=pp.Op.B) if whole and action.op == "I" else action)
+                joined = (rank, n - 1) in plan.overlapped
+                cells[-1:] = [f"{cells[-1]}+{text}"] if joined else [*cells[-1:], text]
+        rows.append(cells)
+    return pp.Schedule.from_rows(rows)
