@@ -356,9 +356,8 @@ closed = bubble(4, 20, 20, 60) if translated else pp.formulas.dualpipe_bubble_ti
 apart = pp.Schedule.from_rows(plan.rows, name="dualpipe, pairs apart")
 real = real_step(plan)
 print(f"joined: formula {closed:.0f} ms, simulated {1e3 * max(pp.simulate(plan, pace).idle):.0f} ms")
-print(
-    f"apart: simulated {1e3 * max(pp.simulate(apart, pace).idle):.0f} ms, measured {1e3 * max(real.idle):.0f} ms (paced)"
-)
+idle = max(pp.simulate(apart, pace).idle)
+print(f"apart: simulated {1e3 * idle:.0f} ms, measured {1e3 * max(real.idle):.0f} ms (paced)")
 assert 0.99 < real.makespan / pp.simulate(apart, pace).makespan < 4
 
 # %% [markdown]
