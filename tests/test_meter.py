@@ -212,3 +212,13 @@ def test_nothing_of_a_step_is_held_into_the_next() -> None:
     ]
     assert results[0].held_bytes == results[1].held_bytes
     assert results[0].peak_bytes == results[1].peak_bytes
+
+
+def test_a_received_gradient_counts_as_long_as_w_needs_it() -> None:
+    """Three microbatches between I and W: each linear layer keeps its input and the gradient of its output."""
+    rows = ["0F0 0F1 0F2 0I0 0I1 0I2 0W0 0W1 0W2", "1F0 1F1 1F2 1I0 1I1 1I2 1W0 1W1 1W2"]
+    x, y = torch.randn(2, 3 * ROWS, WIDTH, dtype=torch.float64)
+    layers = [nn.Linear(WIDTH, WIDTH).double() for _ in range(2)]
+    held = pp.run(rows, layers, x, y, loss_fn=F.mse_loss, memory=True).held_bytes
+    # on rank 0 the input is the batch; on rank 1 the gradient comes from the loss, of which three numbers stay
+    assert held == (3 * ACTIVATION, 6 * ACTIVATION + 3 * 8)

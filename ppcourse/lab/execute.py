@@ -11,6 +11,7 @@ from typing import Any
 from nbformat import NotebookNode
 
 CELL_LIMIT = 180  # seconds
+WIDGET = "application/vnd.jupyter.widget-view+json"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -58,8 +59,10 @@ def _outputs(book: NotebookNode) -> Iterator[tuple[NotebookNode, NotebookNode]]:
 
 
 def _make_portable(output: NotebookNode) -> None:
-    """Paths of this machine, as they stand in tracebacks, become what a reader knows."""
+    """Paths of this machine, as they stand in tracebacks, become what a reader knows; of a widget its picture stays."""
     output.get("metadata", {}).pop("needs_background", None)
+    if "image/png" in output.get("data", {}):  # a widget needs its kernel, and without it would say so in its place
+        output.data.pop(WIDGET, None)
     if "text" in output:
         output.text = _portable(output.text)
     if "text/plain" in output.get("data", {}):

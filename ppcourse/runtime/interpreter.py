@@ -110,8 +110,7 @@ class Interpreter:
             return Arrival(self.inputs[action.microbatch], HERE)
         if message := incoming(self.plan, action):
             arrival = self.link.receive(message)
-            if forward:
-                self.meter.watch(arrival.value)
+            self.meter.watch(arrival.value)
             return arrival
         if not forward and action.stage + 1 == self.plan.num_stages:
             return Arrival(None, HERE)
