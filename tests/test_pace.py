@@ -1,12 +1,13 @@
 """A paced run takes the time its costs say, on any machine: real work and messages, and the rest slept."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toys import by_value, classifier, rows_of
+from toys import assert_same, by_value, classifier, rows_of
 
 import ppcourse as pp
 from ppcourse.runtime import clock
@@ -204,3 +205,24 @@ def test_a_paced_result_says_so_and_an_unpaced_one_does_not() -> None:
     paced = pp.run("gpipe", classifier(), inputs, targets, p=1, m=1, loss_fn=F.cross_entropy, pace=pp.Costs(0, 0, 0))
     assert (plain.timeline.source, paced.timeline.source) == ("measured", "paced")
     assert "paced" in str(paced.timeline)
+
+
+# Overlapped pairs.
+
+
+def test_a_pair_starts_when_both_may_and_both_end_together() -> None:
+    """As the simulator has it, on real ranks: F&B lasts `overlap`, whatever F and B would take one by one."""
+    plan = pp.build("dualpipe", 4, 8)
+    costs = pp.Costs(0.02, 0.02, 0.02, overlap=0.045)
+    model, (inputs, targets) = classifier(), rows_of(16)
+    result = pp.run(plan, model, inputs, targets, loss_fn=F.cross_entropy, pace=costs)
+    assert_same(result, pp.reference_step(model, inputs, targets, loss_fn=F.cross_entropy))
+    spans = {(s.rank, s.action): s for s in result.timeline.spans}
+    for rank, position in plan.overlapped:
+        forward, backward = (spans[rank, action] for action in plan.rows[rank][position : position + 2])
+        assert (forward.start, forward.end) == (backward.start, backward.end)
+        assert forward.end - forward.start >= 0.045 - 1e-9
+    predicted = pp.simulate(plan, costs)
+    apart = pp.simulate(plan, replace(costs, overlap=None))
+    assert predicted.makespan < apart.makespan
+    assert result.timeline.makespan >= predicted.makespan - 1e-6

@@ -22,8 +22,8 @@ class Clock:
         """The work of the action that was started last is done."""
         self._worked = time.perf_counter()
 
-    def end(self, action: Action) -> float:
-        """The end of that action."""
+    def end(self, *together: Action) -> float:
+        """The end of that action, or of an overlapped pair."""
         return self._worked
 
 
@@ -37,7 +37,7 @@ class Pace(Clock):
     """
 
     def __init__(self, costs: Costs, num_stages: int) -> None:
-        self._durations = costs.durations(num_stages)
+        self._durations, self._overlaps = costs.durations(num_stages), costs.overlaps(num_stages)
         self.begin()
 
     def begin(self) -> None:
@@ -48,8 +48,11 @@ class Pace(Clock):
         self._start = max(self._free, arrived) if self._free else time.perf_counter()
         return self._start
 
-    def end(self, action: Action) -> float:
-        deadline = self._start + self._durations[action.op][action.stage]
+    def end(self, *together: Action) -> float:
+        lasts = sum(self._durations[action.op][action.stage] for action in together)
+        if len(together) > 1 and self._overlaps is not None:
+            lasts = self._overlaps[together[0].stage]
+        deadline = self._start + lasts
         _sleep_until(deadline)
         self._free = max(deadline, self._worked)
         return self._free

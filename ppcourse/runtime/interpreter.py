@@ -54,6 +54,7 @@ class Interpreter:
             Op.W: self.weight_grad,
         }
         self.split = {(stage, microbatch) for stage, op, microbatch in self.row if op is Op.I}
+        self.pairs = plan.pairs[rank]
         self.now: Action | None = None
         self.finished = 0
         self.handed_over: dict[tuple[Kind, int, int], Any] = {}
@@ -62,27 +63,41 @@ class Interpreter:
         """One step. `inputs` and `ends`: what each microbatch begins and ends with, on the ranks that need it."""
         self.inputs, self.ends, self.step = inputs, ends, Step()
         self.clock.begin()
-        for position, action in enumerate(self.row):
-            self.now = action
-            self._note(State.WAITING, position)
-            given = self._given(action)
-            start = self.clock.start(given.at)
-            self._note(State.RUNNING, position)
-            with self.meter:
-                result = self.handlers[action.op](action, given.value)
-            self.clock.worked()
-            parcel = self._pack(action, result)
-            end = self.clock.end(action)
-            if parcel:
-                self.link.send(parcel)
-            del given, result, parcel
-            self.meter.boundary()
-            self.step.spans.append(Span(self.rank, action, start, end))
-            self.step.peak_held = max(self.step.peak_held, sum(s.held for s in self.stages.values()))
-            self.finished += 1
+        position = 0
+        while position < len(self.row):
+            together = self.row[position : position + 1 + (position in self.pairs)]
+            self._run_together(position, together)
+            position += len(together)
         self.now = None
         self._note(State.IDLE, len(self.row))
         return self.step
+
+    def _run_together(self, position: int, together: tuple[Action, ...]) -> None:
+        """One action, or an overlapped pair: it starts when both its actions may, and both end together."""
+        given: list[Arrival] = []
+        for self.now in together:
+            self._note(State.WAITING, position + len(given))
+            given.append(self._given(self.now))
+        start = self.clock.start(max(arrival.at for arrival in given))
+        parcels = []
+        for place, self.now in enumerate(together, position):
+            self._note(State.RUNNING, place)
+            with self.meter:
+                result = self.handlers[self.now.op](self.now, given.pop(0).value)
+            self.clock.worked()
+            parcels.append(self._pack(self.now, result))
+            del result
+        end = self.clock.end(*together)
+        self._send(parcels)
+        self.meter.boundary()
+        self.step.spans += [Span(self.rank, action, start, end) for action in together]
+        self.step.peak_held = max(self.step.peak_held, sum(s.held for s in self.stages.values()))
+        self.finished += len(together)
+
+    def _send(self, parcels: list[Parcel | None]) -> None:
+        while parcels:  # emptied, so that what is sent is let go
+            if parcel := parcels.pop(0):
+                self.link.send(parcel)
 
     def forward(self, action: Action, given: Any) -> Any:
         i = action.microbatch
