@@ -222,6 +222,7 @@ def test_a_pair_starts_when_both_may_and_both_end_together() -> None:
         forward, backward = (spans[rank, action] for action in plan.rows[rank][position : position + 2])
         assert (forward.start, forward.end) == (backward.start, backward.end)
         assert forward.end - forward.start >= 0.045 - 1e-9
+    assert result.peak_in_flight == pp.in_flight(plan)  # between the two of a pair both are held
     predicted = pp.simulate(plan, costs)
     apart = pp.simulate(plan, replace(costs, overlap=None))
     assert predicted.makespan < apart.makespan

@@ -87,11 +87,11 @@ class Interpreter:
             self.clock.worked()
             parcels.append(self._pack(self.now, result))
             del result
+            self.step.peak_held = max(self.step.peak_held, sum(s.held for s in self.stages.values()))
         end = self.clock.end(*together)
         self._send(parcels)
         self.meter.boundary()
         self.step.spans += [Span(self.rank, action, start, end) for action in together]
-        self.step.peak_held = max(self.step.peak_held, sum(s.held for s in self.stages.values()))
         self.finished += len(together)
 
     def _send(self, parcels: list[Parcel | None]) -> None:
