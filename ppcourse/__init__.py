@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from ppcourse.lab.progress import predict as predict
     from ppcourse.lab.progress import prediction as prediction
     from ppcourse.runtime.errors import RankError as RankError
+    from ppcourse.runtime.extras import Whole as Whole
     from ppcourse.runtime.launch import evaluate as evaluate
     from ppcourse.runtime.launch import run as run
     from ppcourse.runtime.reference import reference_step as reference_step
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 
 LATER = {
     "RankError": "ppcourse.runtime.errors",
+    "Whole": "ppcourse.runtime.extras",
     "run": "ppcourse.runtime.launch",
     "evaluate": "ppcourse.runtime.launch",
     "train": "ppcourse.runtime.train",

@@ -1,5 +1,6 @@
 """Loss and gradients of every schedule are those of the unsplit model, whatever the cut, the batch or the order."""
 
+import contextlib
 import itertools
 
 import pytest
@@ -42,6 +43,51 @@ def test_equal_the_unsplit_models_for_naive_too(p: int, m: int) -> None:
     inputs, targets = rows_of(2 * m + 1)
     result = pp.run("naive", classifier(), inputs, targets, p=p, m=m, loss_fn=F.cross_entropy)
     assert_same(result, pp.reference_step(classifier(), inputs, targets, loss_fn=F.cross_entropy))
+
+
+def legal(name: str, p: int) -> list[int]:
+    """The numbers of microbatches, up to 8, that a schedule can have."""
+    found = []
+    for m in range(1, 9):
+        with contextlib.suppress(ValueError):
+            found.append(pp.build(name, p, m).num_microbatches)
+    return found
+
+
+SIZES = {(name, p): ms for name, p in itertools.product(pp.SCHEDULES, (2, 3, 4)) if (ms := legal(name, p))}
+SAMPLE = [(name, p, ms[(5 * case + 2 * p) % len(ms)]) for case, ((name, p), ms) in enumerate(SIZES.items())]
+
+
+def longer() -> nn.Sequential:
+    """Eight layers, enough for two stages on each of four ranks."""
+    return nn.Sequential(*classifier(), nn.Tanh(), nn.LayerNorm(3)).double()
+
+
+def assert_as_unsplit(name: str, p: int, m: int, rows: int, kind: str, recompute: bool) -> None:
+    inputs, targets = rows_of(rows, seed=m, ignored=1 if kind == "weighted" and rows > m else 0)
+    plan = pp.build(name, p, m)
+    result = pp.run(plan, longer(), inputs, targets, recompute=recompute, **LOSSES[kind])
+    assert_same(result, pp.reference_step(longer(), inputs, targets, **LOSSES[kind]))
+    assert result.peak_in_flight == pytest.approx(pp.in_flight(plan))
+
+
+@pytest.mark.parametrize(("name", "p", "m"), SAMPLE)
+def test_those_of_every_schedule_are_the_unsplit_models(name: str, p: int, m: int) -> None:
+    rows = m if m % 3 == 0 else 2 * m + 1
+    assert_as_unsplit(name, p, m, rows, list(LOSSES)[(p + m) % 3], recompute=(p * m) % 4 == 0)
+
+
+def test_no_schedule_is_missing_from_the_sample() -> None:
+    assert {name for name, _, _ in SAMPLE} == set(pp.SCHEDULES)
+    assert len(SAMPLE) >= 3 * len(pp.SCHEDULES) - 1  # dualpipe has no plan for three ranks
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("name", "p"), SIZES)
+def test_those_of_every_schedule_for_every_size(name: str, p: int) -> None:
+    for m, kind, recompute in itertools.product(SIZES[name, p], LOSSES, (False, True)):
+        assert_as_unsplit(name, p, m, 2 * m + 1, kind, recompute)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from toys import by_value
 
 import ppcourse as pp
 import ppcourse.runtime.result
-from ppcourse.runtime import ranks
+from ppcourse.runtime import probe, ranks
 
 by_value(__name__)
 MSE = nn.MSELoss()
@@ -99,8 +99,18 @@ class Unbox(nn.Module):
 
 def test_a_tensor_hidden_in_an_object_is_refused_and_not_cut_off_from_its_gradient(batch) -> None:
     model = [layers(1)[0], PutInBox(), Unbox(), layers(1)[0]]
-    with pytest.raises(pp.RankError, match="a tensor inside an object cannot cross with its gradient"):
+    with pytest.raises(ValueError, match=r"Layer 1 \(PutInBox\) .* a tensor inside an object cannot cross"):
         pp.run("gpipe", model, *batch, loss_fn=MSE, p=2, m=2)
+
+
+@pytest.mark.parametrize("plan", [["0F0 0I0 0W0", "1F0 1I0 1W0"], ["0F0 1F0 1I0 0I0 1W0 0W0"]], ids=["two", "one"])
+def test_where_nobody_looked_ahead_the_rank_refuses_it(plan, batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one rank it would not even have to travel, but W would miss what flows back to it."""
+    monkeypatch.setattr(probe, "LARGE", 0)
+    model = [layers(1)[0], PutInBox(), Unbox(), layers(1)[0]]
+    with pytest.raises(pp.RankError, match="a tensor inside an object cannot cross with its gradient") as caught:
+        pp.run(plan, model, *batch, loss_fn=MSE)
+    assert str(caught.value.action) == "0F0"
 
 
 def masked(output: Tensor, target: Tensor) -> Tensor:

@@ -327,7 +327,7 @@ def assert_equal(got: Tensor | None, expected: Tensor | None) -> None:
 
 
 @every_case
-def test_I_and_W_give_the_gradients_of_B(case: Case) -> None:  # noqa: N802
+def test_case_R55_I_and_W_give_the_gradients_of_B(case: Case) -> None:  # noqa: N802
     module, expected, x, y = build(case), build(case), leaf(case), leaf(case)
     outputs = whole(expected, y)
     backward(outputs)
@@ -379,7 +379,7 @@ def test_a_transformer_block_costs_as_much_at_I_as_at_W_but_for_attention() -> N
 def test_I_leaves_to_W_what_both_run_through(work: Callable[[Any, Tensor], Tensor]) -> None:  # noqa: N802
     """A product of weights, used where the graph is cut and where it cannot be."""
     case = Case(lambda: Does(work, a=weight(8, 3), b=weight(3, 8)), ROWS, SHARED)
-    test_I_and_W_give_the_gradients_of_B(case)
+    test_case_R55_I_and_W_give_the_gradients_of_B(case)
 
 
 # hooks and accumulation
@@ -592,7 +592,7 @@ def functional(layer: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("work", [beside, functional])
 def test_other_ways_to_differentiate_in_a_forward_are_split(work: Callable[[Any, Tensor], Tensor]) -> None:
     case = Case(lambda: Does(work, inner=nn.Linear(8, 8)), ROWS, SHARED)
-    test_I_and_W_give_the_gradients_of_B(case)
+    test_case_R55_I_and_W_give_the_gradients_of_B(case)
 
 
 def test_case_R49_what_is_compiled_runs_as_written() -> None:  # noqa: N802

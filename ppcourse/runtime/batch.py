@@ -1,14 +1,23 @@
 """A batch and its microbatches."""
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ppcourse.runtime.extras import Whole
 from ppcourse.runtime.stage import End, tensors_of
+
+
+class Batch(NamedTuple):
+    """What each microbatch begins with and ends in, and its extras by name."""
+
+    inputs: Sequence[Any]
+    ends: Sequence[End]
+    extras: Sequence[dict[str, Any]]
 
 
 def rows_of(value: Any, what: str) -> int:
@@ -56,6 +65,28 @@ def split_batch(inputs: Any, targets: Any, m: int) -> tuple[list[Any], list[Any]
     if target_rows != rows:
         raise ValueError(f"targets have {target_rows} rows, but inputs have {rows}; each input row needs its target.")
     return split(inputs, m, rows), split(targets, m, rows)
+
+
+def split_extras(extras: Mapping[str, Any], m: int, inputs: Any) -> list[dict[str, Any]]:
+    """Of each microbatch: its rows of what has as many rows as `inputs`, and all of anything else, or of a Whole."""
+    rows = rows_of(inputs, "inputs")
+    parts = {
+        name: [extra.value] * m if isinstance(extra, Whole) else split(extra, m, rows) for name, extra in extras.items()
+    }
+    return [{name: part[i] for name, part in parts.items()} for i in range(m)]
+
+
+def batch_of(
+    inputs: Any,
+    targets: Any,
+    extras: Mapping[str, Any],
+    m: int,
+    reduction: str,
+    weight: Callable[[Any], float] | None,
+) -> Batch:
+    """A batch in `m` microbatches, ready for a step. Raises ValueError for what cannot be one."""
+    xs, ys = split_batch(inputs, targets, m)
+    return Batch(xs, ends_of(ys, reduction, weight), split_extras(extras, m, inputs))
 
 
 def reduction_of(loss_fn: Callable[..., Any], given: str | None) -> str:

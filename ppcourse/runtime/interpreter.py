@@ -12,7 +12,7 @@ from ppcourse.runtime.clock import Clock
 from ppcourse.runtime.ends import Arrival
 from ppcourse.runtime.link import Link, Parcel
 from ppcourse.runtime.meter import Meter
-from ppcourse.runtime.stage import End, Stage, as_inputs
+from ppcourse.runtime.stage import End, Stage, as_inputs, check_crosses
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.channels import Kind, consumer, incoming, outgoing
 from ppcourse.schedules.schedule import Schedule
@@ -139,6 +139,8 @@ class Interpreter:
         if user := consumer(self.plan, action):
             forward = action.op is Op.F
             key = (Kind.ACTIVATION if forward else Kind.GRADIENT, user.stage, user.microbatch)
+            if forward:
+                check_crosses(result)
             self.handed_over[key] = as_inputs(result) if forward else result
         return None
 

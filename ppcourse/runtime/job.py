@@ -19,6 +19,7 @@ class Job:
     layers    {stage: {number in the whole model: layer}}, this rank's only
     loss_fn   used where the last stage lives
     trainer   makes and holds this rank's optimizer
+    copied    numbers of layers with buffers that live on other ranks too
     training  False: forward only, layers in eval mode, no gradients
     link      what carries messages: a sentence that begins with the link's name, as carriers.py makes it
     """
@@ -33,6 +34,7 @@ class Job:
     trainer: Trainer | None = None
     training: bool = True
     link: str = "gloo"
+    copied: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """run and evaluate: check everything → ship → collect."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ppcourse.runtime.batch import ends_of, join, reduction_of, split_batch
+from ppcourse.runtime.batch import Batch, batch_of, join, reduction_of, split_batch, split_extras
 from ppcourse.runtime.errors import briefly
+from ppcourse.runtime.extras import check_extras
 from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.prepare import (
     Model,
@@ -21,6 +22,7 @@ from ppcourse.runtime.probe import probe
 from ppcourse.runtime.result import Evaluation, Result
 from ppcourse.runtime.session import session
 from ppcourse.runtime.stage import End, LossFunction
+from ppcourse.runtime.statistics import check_statistics
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule, forward_only
 
@@ -38,6 +40,7 @@ def run(
     p: int | None = None,
     m: int | None = None,
     v: int | None = None,
+    extras: Mapping[str, Any] | None = None,
     reduction: str | None = None,
     weight: Callable[[Any], float] | None = None,
     partition: str | Sequence[int] = "uniform",
@@ -55,6 +58,9 @@ def run(
     model            an nn.Sequential or a list of layers; each receives what the one before it returned
     inputs, targets  tensors, or tuples of them, split into m microbatches along dimension 0
     loss_fn          (output, target) of one microbatch → one number
+    extras           {name: what every layer gets whose forward has a parameter of that name after the data}, such as a
+                     mask. A tensor with as many rows as the batch is split with it; every microbatch gets all of
+                     anything else, and of pp.Whole(tensor)
     reduction        "mean": Σ wᵢLᵢ ÷ Σ wᵢ; "sum": Σ Lᵢ; by default loss_fn.reduction, else mean
     weight           target of a microbatch → wᵢ; by default its number of rows
     partition        "uniform", "parameters", or the number of layers of each stage
@@ -72,16 +78,17 @@ def run(
     made = cut(resolved, model, partition)
     carrier = check_options(resolved, device, link, pace, timeout)
     kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
-    xs, ys = split_batch(inputs, targets, resolved.num_microbatches)
-    ends = ends_of(ys, kind, weight)
+    given = check_extras(extras, layers_of(model))
+    batch = batch_of(inputs, targets, given, resolved.num_microbatches, kind, weight)
     check_weights(made, loss_fn)
-    probe(layers_of(model), xs[0], ys[0], loss_fn)
+    copied = check_statistics(made)
+    probe(made, batch, loss_fn)
 
     def job(rank: int) -> Job:
-        return Job(resolved, made.of_rank(rank), loss_fn, pace, memory, recompute, seed, link=carrier)
+        return Job(resolved, made.of_rank(rank), loss_fn, pace, memory, recompute, seed, copied=copied, link=carrier)
 
     with session(made, job, timeout) as ranks:
-        reports = ranks.step(xs, ends)
+        reports = ranks.step(batch)
         grads = ranks.gradients()
     return Result(
         loss=sum(report.loss for report in reports),
@@ -104,6 +111,7 @@ def evaluate(
     p: int | None = None,
     m: int | None = None,
     v: int | None = None,
+    extras: Mapping[str, Any] | None = None,
     reduction: str | None = None,
     weight: Callable[[Any], float] | None = None,
     partition: str | Sequence[int] = "uniform",
@@ -121,11 +129,14 @@ def evaluate(
     resolved = forward_only(resolve_plan(plan, p, m, v))
     made = cut(resolved, model, partition)
     carrier = check_options(resolved, device, link, pace, timeout)
-    xs, ys = split_batch(inputs, targets, resolved.num_microbatches)
-    ends = [End(None, 0.0)] * len(xs)
-    if targets is not None:
+    m = resolved.num_microbatches
+    given = check_extras(extras, layers_of(model))
+    if targets is None:
+        xs, _ = split_batch(inputs, None, m)
+        batch = Batch(xs, [End(None, 0.0)] * m, split_extras(given, m, inputs))
+    else:
         kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
-        ends = ends_of(ys, kind, weight)
+        batch = batch_of(inputs, targets, given, m, kind, weight)
 
     def job(rank: int) -> Job:
         return Job(
@@ -139,7 +150,7 @@ def evaluate(
         )
 
     with session(made, job, timeout) as ranks:
-        reports = ranks.step(xs, ends)
+        reports = ranks.step(batch)
     outputs = {i: output for report in reports for i, output in report.outputs.items()}
     return Evaluation(
         outputs=join([outputs[i] for i in range(resolved.num_microbatches)]),

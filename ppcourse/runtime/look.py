@@ -1,21 +1,31 @@
 """The look ahead of probe.py, in the process of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from ppcourse.runtime.stage import HandOnError, LossFunction, check_loss, check_output
+from ppcourse.runtime.extras import call, taken_by
+from ppcourse.runtime.stage import HandOnError, LossFunction, check_crosses, check_loss, check_output
 
 
-def look(layers: Sequence[nn.Module], value: Any, target: Any, loss_fn: LossFunction | None) -> str | None:
+def look(
+    stages: Sequence[Mapping[int, nn.Module]],
+    value: Any,
+    target: Any,
+    extras: Mapping[str, Any],
+    loss_fn: LossFunction | None,
+) -> str | None:
     """What is wrong, in a sentence, or None."""
     try:
         with torch.no_grad():
-            for number, layer in enumerate(layers):
-                value = layer(value)
-                check_output(number, layer, value)
+            for stage in stages:
+                for number, layer in stage.items():
+                    value = call(number, layer, value, taken_by([layer]), extras)
+                    check_output(number, layer, value)
+                if stage is not stages[-1]:
+                    _check_cut(number, layer, value)
             if loss_fn is not None:
                 check_loss(loss_fn(value, target))
     except HandOnError as error:
@@ -23,3 +33,11 @@ def look(layers: Sequence[nn.Module], value: Any, target: Any, loss_fn: LossFunc
     except Exception:
         return None
     return None
+
+
+def _check_cut(number: int, layer: nn.Module, value: Any) -> None:
+    try:
+        check_crosses(value)
+    except TypeError as error:
+        name = f"Layer {number} ({type(layer).__name__})"
+        raise HandOnError(f"What {name} returned cannot go to the next stage: {error}") from None

@@ -6,13 +6,12 @@ model is large, or the code fails, ends its process, or takes long) is left to t
 rank and action.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
-
+from ppcourse.runtime.batch import Batch
 from ppcourse.runtime.errors import RankError
-from ppcourse.runtime.ranks import in_use, pool_of
+from ppcourse.runtime.prepare import Cut
+from ppcourse.runtime.ranks import done_with, in_use, pool_of
 from ppcourse.runtime.shipping import check_travels, order
 from ppcourse.runtime.stage import LossFunction
 
@@ -20,14 +19,16 @@ PATIENCE = 1.0  # seconds that the look may take
 LARGE = 32 * 2**20  # bytes of weights and buffers from which on nobody looks ahead
 
 
-def probe(layers: Sequence[nn.Module], inputs: Any, target: Any, loss_fn: LossFunction | None) -> None:
-    """Raise ValueError if a layer returns no tensor, or the loss function not one number."""
+def probe(cut: Cut, batch: Batch, loss_fn: LossFunction | None) -> None:
+    """Raise ValueError if a layer returns no tensor, a stage what cannot cross, or the loss function not one number."""
+    first: dict[str, Any] = {"inputs": batch.inputs[0], "targets": batch.ends[0].target, "extras": batch.extras[0]}
     try:
+        layers = [layer for stage in cut.stages for layer in stage.values()]
         if sum(t.numel() * t.itemsize for layer in layers for t in layer.state_dict().values()) > LARGE:
             return
-        asked = order("look", list(layers), inputs, target, loss_fn)
+        asked = order("look", cut.stages, *first.values(), loss_fn)
     except Exception:
-        check_travels({"inputs": inputs, "targets": target})
+        check_travels(first)
         return
     with in_use:
         pool = pool_of(1)
@@ -37,5 +38,6 @@ def probe(layers: Sequence[nn.Module], inputs: Any, target: Any, loss_fn: LossFu
             return
         finally:
             pool.say()  # what layers print belongs to the run
+            done_with(pool)
     if complaint:
         raise ValueError(complaint)

@@ -55,6 +55,7 @@ class Pool:
             self.processes: list[BaseProcess] = []
             self.alive = True
             self.used = False  # by a run before
+            self.busy = False  # with a run
             self._start(folder)
         finally:
             remove_folder(folder)
@@ -186,17 +187,31 @@ _pools: dict[int, Pool] = {}
 
 
 def pool_of(num_ranks: int) -> Pool:
-    """A pool of `num_ranks` ranks: the one kept from before, or a new one."""
-    pool = _pools.pop(num_ranks, None)
+    """A pool of `num_ranks` ranks: the one kept from before, or a new one. Hand it to `done_with` in the end.
+
+    A run may begin within another: in an iterator of batches that evaluates between two steps.
+    """
+    pool = _pools.get(num_ranks)
+    if pool is not None and pool.busy:
+        return Pool(num_ranks)
+    _pools.pop(num_ranks, None)
     if pool is not None and not pool.healthy():
         pool.kill()
         pool = None
     if pool is None:
-        while _pools and sum(_pools) + num_ranks > IDLE_RANKS:
-            _pools.pop(next(iter(_pools))).kill()  # the one unused for longest
+        for longest_unused in [size for size, kept in _pools.items() if not kept.busy]:
+            if sum(_pools) + num_ranks > IDLE_RANKS:
+                _pools.pop(longest_unused).kill()
         pool = Pool(num_ranks)
     _pools[num_ranks] = pool
     return pool
+
+
+def done_with(pool: Pool) -> None:
+    """Keep the pool for the next run, or end it if another one is kept."""
+    pool.busy = False
+    if _pools.get(pool.num_ranks) is not pool:
+        pool.kill()
 
 
 @atexit.register

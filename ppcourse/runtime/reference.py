@@ -2,14 +2,15 @@
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from ppcourse.analysis.timeline import Span, Timeline
-from ppcourse.runtime.batch import ends_of, reduction_of, split_batch
+from ppcourse.runtime.batch import ends_of, reduction_of, split_batch, split_extras
+from ppcourse.runtime.extras import call, check_extras, taken_by
 from ppcourse.runtime.prepare import Model, check_count, check_function, layers_of
 from ppcourse.runtime.result import Result
 from ppcourse.runtime.stage import LossFunction, check_loss, seed_for
@@ -23,6 +24,7 @@ def reference_step(
     *,
     loss_fn: LossFunction,
     m: int = 1,
+    extras: Mapping[str, Any] | None = None,
     reduction: str | None = None,
     weight: Callable[[Any], float] | None = None,
     seed: int = 0,
@@ -36,6 +38,8 @@ def reference_step(
     kind = reduction_of(check_function(loss_fn, "loss_fn", "torch.nn.functional.cross_entropy"), reduction)
     xs, ys = split_batch(inputs, targets, m)
     whole = nn.Sequential(*copy.deepcopy(layers_of(model)))
+    more = split_extras(check_extras(extras, list(whole)), m, inputs)
+    takes = [taken_by([layer]) for layer in whole]
     whole.zero_grad(set_to_none=True)
     spans, total, zero = [], 0.0, time.perf_counter()
     with torch.random.fork_rng(devices=[]):
@@ -43,7 +47,7 @@ def reference_step(
             began = time.perf_counter() - zero
             for number, layer in enumerate(whole):
                 seed_for(seed, 0, number, i)
-                x = layer(x)
+                x = call(number, layer, x, takes[number], more[i])
             loss = loss_fn(x, end.target)
             check_loss(loss)
             between = time.perf_counter() - zero

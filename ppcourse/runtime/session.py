@@ -9,38 +9,60 @@ from typing import Any
 from torch import Tensor
 
 from ppcourse.analysis.timeline import Span, Timeline
+from ppcourse.runtime.batch import Batch
 from ppcourse.runtime.errors import RankError
+from ppcourse.runtime.extras import among, taken_by
 from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.prepare import Cut, check_all_travel
-from ppcourse.runtime.ranks import START_TIMEOUT, Pool, in_use, pool_of
+from ppcourse.runtime.ranks import START_TIMEOUT, Pool, done_with, in_use, pool_of
 from ppcourse.runtime.shipping import order
 from ppcourse.runtime.stage import End
+from ppcourse.schedules.fewer import fewer
+from ppcourse.schedules.schedule import Schedule
 
 
 @dataclass
 class Session:
-    """What the notebook's process can ask of ranks that have a job."""
+    """What the notebook's process can ask of ranks that have a job.
+
+    plan    the cut's, or what is left of it for a batch of fewer microbatches
+    """
 
     cut: Cut
     pool: Pool
     paced: bool
     timeout: float
+    plan: Schedule
 
-    def step(self, inputs: Sequence[Any], ends: Sequence[End]) -> list[Report]:
-        """One step of the plan; `inputs` and `ends` by microbatch."""
-        plan, ranks = self.cut.plan, range(self.pool.num_ranks)
+    def step(self, batch: Batch) -> list[Report]:
+        """One step of the plan, or of its part for as many microbatches as the batch has."""
+        self._follow(len(batch.inputs))
+        plan, ranks = self.plan, range(self.pool.num_ranks)
         first: list[dict[int, Any]] = [{} for _ in ranks]
         last: list[dict[int, End]] = [{} for _ in ranks]
-        for i, (begin, end) in enumerate(zip(inputs, ends, strict=True)):
+        for i, (begin, end) in enumerate(zip(batch.inputs, batch.ends, strict=True)):
             first[plan.rank_of(0, i)][i] = begin
             last[plan.rank_of(plan.num_stages - 1, i)][i] = end
-        orders = [order("step", first[rank], last[rank]) for rank in ranks]
+        orders = [order("step", first[rank], last[rank], self._extras(rank, batch)) for rank in ranks]
         reports: list[Report] = self.pool.call(orders, plan, self.timeout)
         return reports
 
+    def _follow(self, microbatches: int) -> None:
+        if microbatches != self.plan.num_microbatches:
+            self.plan = fewer(self.cut.plan, microbatches)
+            self.pool.call([order("follow", self.plan)] * self.pool.num_ranks, None, self.timeout)
+
+    def _extras(self, rank: int, batch: Batch) -> dict[int, dict[str, Any]]:
+        """By microbatch, what the layers of a rank take of it."""
+        if not any(batch.extras):
+            return {}
+        names = taken_by(layer for layers in self.cut.of_rank(rank).values() for layer in layers.values())
+        homes = [set(self.plan.placement.homes(i)) for i in range(len(batch.extras))]
+        return {i: among(names, extras) for i, extras in enumerate(batch.extras) if rank in homes[i]}
+
     def ask(self, name: str) -> list[Any]:
         """The same order to every rank."""
-        return self.pool.call([order(name)] * self.pool.num_ranks, self.cut.plan, self.timeout)
+        return self.pool.call([order(name)] * self.pool.num_ranks, self.plan, self.timeout)
 
     def timeline(self, reports: Sequence[Report]) -> Timeline:
         """All ranks' spans on one clock that starts with the first of them."""
@@ -70,14 +92,16 @@ def session(cut: Cut, jobs: Callable[[int], Job], timeout: float) -> Iterator[Se
 
 def _on_a_pool(cut: Cut, orders: Sequence[bytes], job: Job, timeout: float) -> Iterator[Session]:
     pool = _opened(cut, orders, job, timeout)
+    pool.busy = True
     try:
-        yield Session(cut, pool, job.pace is not None, timeout)
+        yield Session(cut, pool, job.pace is not None, timeout, cut.plan)
         pool.call([order("close")] * pool.num_ranks, cut.plan, timeout)
     except BaseException:
         pool.kill()
         raise
     finally:
         _show(pool)
+        done_with(pool)
 
 
 def _opened(cut: Cut, orders: Sequence[bytes], job: Job, timeout: float) -> Pool:

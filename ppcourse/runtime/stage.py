@@ -1,19 +1,26 @@
 """One stage on its rank: forward, backward, and what is kept in between."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ppcourse.runtime import wire
 from ppcourse.runtime.buffers import Buffers, as_before, changed, copies
 from ppcourse.runtime.cutting import closed, cutting
+from ppcourse.runtime.extras import call, taken_by
+from ppcourse.runtime.graph import Graph, aliases, can_have_gradient, copied
 from ppcourse.runtime.split import SplitError, Splitter
 
 LossFunction = Callable[[Any, Any], Tensor]
+ONE_RANK = (
+    "and each copy would see some of the microbatches only; put it in eval mode, or take a plan that has each layer on"
+    " one rank."
+)
+PLAIN = (Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 class HandOnError(TypeError):
@@ -25,17 +32,6 @@ class End(NamedTuple):
 
     target: Any
     scale: float
-
-
-class Graph(NamedTuple):
-    """What backward runs through.
-
-    edges      where it begins, one for each tensor handed on, None where that needs no gradient
-    splitter   cut it so that I and W can run apart; None: it is whole
-    """
-
-    edges: list[GradientEdge | None]
-    splitter: Splitter | None
 
 
 class Stash(NamedTuple):
@@ -57,7 +53,9 @@ class Stage:
     seed          random numbers of a layer come from (seed, step, layer, microbatch) alone, so that neither the
                   cut nor the schedule changes them
     recompute     keep only the inputs of the stage, and run forward again before backward (Huang et al. 2019, §2.3)
+    copied        numbers of layers that live on other ranks too, so that their buffers must not change
 
+    extras        {microbatch: {name: what layers that take it by that name get}}, of this step
     stash         {microbatch: what its B or I will need}
     owed          {microbatch: what its W will need}, from I on
     losses        of this step
@@ -69,12 +67,16 @@ class Stage:
         loss_fn: LossFunction | None,
         seed: int = 0,
         recompute: bool = False,
+        copied: Iterable[int] = (),
     ) -> None:
         self.layers, self.loss_fn = layers, loss_fn
         self.seed, self.step, self.recompute = seed, 0, recompute
         self.stash: dict[int, Stash] = {}
         self.owed: dict[int, Splitter | None] = {}
         self.losses: list[Tensor] = []
+        self.extras: Mapping[int, Mapping[str, Any]] = {}
+        self.copied = {number for number in copied if number in layers}
+        self._takes = {number: taken_by([layer]) for number, layer in layers.items()}
         self._buffered = [module for layer in layers.values() for module in layer.modules() if module._buffers]
 
     @property
@@ -90,18 +92,19 @@ class Stage:
         keeps_graph = torch.is_grad_enabled() and not self.recompute
         again = torch.is_grad_enabled() and self.recompute
         splitter = Splitter() if split else None
-        before = copies(self._buffered) if again else {}
+        before = copies(self._buffered) if again or (keeps_graph and self.copied) else {}
         with torch.set_grad_enabled(keeps_graph):
             # a first layer may work in place, and running it again must find the inputs as they came
-            given = _copy(inputs) if again else inputs
+            given = copied(inputs) if again else inputs
             output, loss = self._compute(microbatch, given, end, splitter if keeps_graph else None)
+        then = changed(before)
+        self._check_copies(then)
         if loss is not None:
             self.losses.append(loss.detach())
         if keeps_graph:
-            graph = Graph(_edges(output, loss), splitter)
+            graph = Graph.of(tensors_of(output) if loss is None else [loss], splitter)
             self._keep(microbatch, inputs, lambda: graph)
         elif again:
-            then = changed(before)
             self._keep(microbatch, inputs, lambda: self._run_again(microbatch, inputs, end, splitter, then))
             output = self._announce_gradients(inputs, output)
         return output
@@ -112,7 +115,7 @@ class Stage:
         grads   one for each tensor that forward handed on, None where nobody needed it; None: begin at the loss
         """
         stash = self.stash.pop(microbatch)
-        edges, due = _due(stash.graph(), grads)
+        edges, due = stash.graph().due(grads)
         if edges:
             torch.autograd.backward(edges, due)
         return [None if tensor is None else tensor.grad for tensor in stash.inputs]
@@ -123,7 +126,7 @@ class Stage:
         graph = stash.graph()
         self.owed[microbatch] = graph.splitter
         assert graph.splitter, f"forward of microbatch {microbatch} did not know that its backward is split"
-        return graph.splitter.input_grad(*_due(graph, grads), stash.inputs, self._weights())
+        return graph.splitter.input_grad(*graph.due(grads), stash.inputs, self._weights())
 
     def weight_grad(self, microbatch: int) -> None:
         """W: adds to the weights' gradients what I left over."""
@@ -135,6 +138,15 @@ class Stage:
         every = (weight for layer in self.layers.values() for weight in layer.parameters())
         return list({id(weight): weight for weight in every if weight.requires_grad}.values())
 
+    def _check_copies(self, then: Buffers) -> None:
+        """Raise RuntimeError if a layer that other ranks hold too has changed its buffers: each copy would do so for
+        its own microbatches only."""
+        written = {module for module, _ in then}
+        for number in self.copied if written else ():
+            if not written.isdisjoint(self.layers[number].modules()):
+                name = f"Layer {number} ({type(self.layers[number]).__name__})"
+                raise RuntimeError(f"{name} keeps statistics in a buffer, but has a copy on another rank, {ONE_RANK}")
+
     def _keep(self, microbatch: int, inputs: Any, graph: Callable[[], Graph]) -> None:
         wanted = [leaf if leaf.requires_grad else None for leaf in tensors_of(inputs)]
         self.stash[microbatch] = Stash(wanted, graph)
@@ -143,7 +155,9 @@ class Stage:
         """Without a graph, say that all that may require a gradient does; where it turns out not to, it is dropped."""
         if not self._weights() and not any(tensor.requires_grad for tensor in tensors_of(inputs)):
             return output
-        return tree_map(lambda x: x.detach().requires_grad_(_has_gradient(x)) if isinstance(x, Tensor) else x, output)
+        return tree_map(
+            lambda x: x.detach().requires_grad_(can_have_gradient(x)) if isinstance(x, Tensor) else x, output
+        )
 
     def _run_again(
         self, microbatch: int, inputs: Any, end: End | None, splitter: Splitter | None, buffers: Buffers
@@ -151,17 +165,17 @@ class Stage:
         """F once more, this time with a graph; to `buffers` as they were, and without a trace in them."""
         with as_before(buffers):
             output, loss = self._compute(microbatch, inputs, end, splitter)
-        return Graph(_edges(output, loss), splitter)
+        return Graph.of(tensors_of(output) if loss is None else [loss], splitter)
 
     def _compute(
         self, microbatch: int, inputs: Any, end: End | None, splitter: Splitter | None
     ) -> tuple[Any, Tensor | None]:
-        value = _aliases(inputs)
+        value, extras = aliases(inputs), self.extras.get(microbatch, {})
         with cutting(splitter, self._buffered) if splitter else nullcontext():
             for number, layer in self.layers.items():
                 seed_for(self.seed, self.step, number, microbatch)
                 try:
-                    value = layer(value)
+                    value = call(number, layer, value, self._takes[number], extras)
                 except SplitError as error:
                     raise SplitError(f"Layer {number} ({type(layer).__name__}) {error}") from None
                 check_output(number, layer, value)
@@ -197,6 +211,14 @@ def check_output(number: int, layer: nn.Module, value: Any) -> None:
         raise HandOnError(f"{name} returned {_a(value)}, but a layer hands on a tensor, or a tuple with tensors in it.")
 
 
+def check_crosses(value: Any) -> None:
+    """Raise TypeError for what cannot be handed on to another stage, also where that is on the same rank."""
+    tensors = tensors_of(value)
+    plain = all(isinstance(leaf, PLAIN) for leaf in tree_leaves(value))
+    if not plain or any(t.layout is not torch.strided or t.is_quantized or t.is_nested for t in tensors):
+        wire.pack(value, visible=len(tensors))
+
+
 def check_loss(loss: Any) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else _a(loss)
@@ -209,42 +231,3 @@ def _a(value: Any) -> str:
     article = "an" if name[0].lower() in "aeiou" else "a"
     inside = " without a tensor" if isinstance(value, tuple | list | dict) else ""
     return "None" if value is None else f"{article} {name}{inside}"
-
-
-class _Alias(torch.autograd.Function):
-    """The same tensor, but no leaf, so that a first layer may work in place."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor) -> Tensor:
-        return leaf.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return grads[0]
-
-
-def _aliases(inputs: Any) -> Any:
-    if not torch.is_grad_enabled():
-        return inputs
-    alias: Callable[[Tensor], Tensor] = _Alias.apply
-    return tree_map(lambda x: alias(x) if isinstance(x, Tensor) and x.requires_grad else x, inputs)
-
-
-def _copy(value: Any) -> Any:
-    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, value)
-
-
-def _edges(output: Any, loss: Tensor | None) -> list[GradientEdge | None]:
-    ends = tensors_of(output) if loss is None else [loss]
-    return [get_gradient_edge(end) if end.requires_grad else None for end in ends]
-
-
-def _due(graph: Graph, grads: Sequence[Tensor | None] | None) -> tuple[list[GradientEdge], list[Tensor | None]]:
-    """The edges where backward really begins, and what it begins with."""
-    given = [None] * len(graph.edges) if grads is None else grads
-    due = [(e, g) for e, g in zip(graph.edges, given, strict=True) if e and (grads is None or g is not None)]
-    return [edge for edge, _ in due], [grad for _, grad in due]
-
-
-def _has_gradient(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()

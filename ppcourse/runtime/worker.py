@@ -17,6 +17,7 @@ from ppcourse.runtime.look import look
 from ppcourse.runtime.meter import LiveBytes, Meter
 from ppcourse.runtime.shared import Peer, SharedLink
 from ppcourse.runtime.stage import End, Stage
+from ppcourse.schedules.schedule import Schedule
 
 
 class Worker:
@@ -30,10 +31,10 @@ class Worker:
 
     def open(self, job: Job) -> None:
         """Set up stages, link and clock."""
-        self.job, self.step_number = job, 0
+        self.job, self.step_number, self.link = job, 0, None
         last = job.plan.num_stages - 1
-        stages = {
-            s: Stage(layers, job.loss_fn if s == last else None, job.seed, job.recompute)
+        self.stages = {
+            s: Stage(layers, job.loss_fn if s == last else None, job.seed, job.recompute, job.copied)
             for s, layers in job.layers.items()
         }
         self.model = nn.ModuleDict({str(n): layer for layers in job.layers.values() for n, layer in layers.items()})
@@ -41,22 +42,29 @@ class Worker:
             self.model.eval()
         if job.trainer:
             job.trainer.open(self.model)
-        clock = Pace(job.pace, job.plan.num_stages) if job.pace else Clock()
-        latency = job.pace.comm if job.pace else 0.0
-        if job.link.startswith("gloo"):
-            self.link = GlooLink(job.plan, self.rank, latency)
-        else:
-            self.link = SharedLink(job.plan, self.rank, self.peers, latency)
         self.meter = LiveBytes(self.model) if job.memory else Meter()
-        self.interpreter = Interpreter(job.plan, self.rank, stages, self.link, clock, self.board, self.meter)
+        self.follow(job.plan)
 
-    def step(self, inputs: dict[int, Any], ends: dict[int, End]) -> Report:
+    def follow(self, plan: Schedule) -> None:
+        """From now on go by this plan, which has the stages of the job's."""
+        pace = self.job.pace
+        clock = Pace(pace, plan.num_stages) if pace else Clock()
+        latency = pace.comm if pace else 0.0
+        if self.link:
+            self.link.close()
+        if self.job.link.startswith("gloo"):
+            self.link = GlooLink(plan, self.rank, latency)
+        else:
+            self.link = SharedLink(plan, self.rank, self.peers, latency)
+        self.interpreter = Interpreter(plan, self.rank, self.stages, self.link, clock, self.board, self.meter)
+
+    def step(self, inputs: dict[int, Any], ends: dict[int, End], extras: dict[int, dict[str, Any]]) -> Report:
         """One step: every action of the row."""
         assert self.interpreter is not None
         assert self.link is not None
-        stages = self.interpreter.stages.values()
+        stages = self.stages.values()
         for stage in stages:
-            stage.step, stage.losses = self.step_number, []
+            stage.step, stage.losses, stage.extras = self.step_number, [], extras
         self.meter.reset()
         with torch.set_grad_enabled(self.job.training):
             self.link.begin()
@@ -104,6 +112,7 @@ class Worker:
             self.link.close()
         self.interpreter = self.link = None
         self.__dict__.pop("model", None)
+        self.__dict__.pop("stages", None)
         self.__dict__.pop("job", None)
         self.__dict__.pop("meter", None)
 
