@@ -1,11 +1,13 @@
 """run and evaluate: check everything → ship → collect."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ppcourse.analysis.ledger import Ledger
 from ppcourse.runtime.batch import ends_of, join, reduction_of, split_batch
 from ppcourse.runtime.errors import briefly
 from ppcourse.runtime.job import Job, Report
+from ppcourse.runtime.meter import Memory
 from ppcourse.runtime.prepare import (
     Model,
     Plan,
@@ -46,6 +48,7 @@ def run(
     pace: Costs | None = None,
     memory: bool = False,
     recompute: bool = False,
+    keep_sent: bool = False,
     seed: int = 0,
     timeout: float = 60.0,
 ) -> Result:
@@ -57,12 +60,13 @@ def run(
     loss_fn          (output, target) of one microbatch → one number
     reduction        "mean": Σ wᵢLᵢ ÷ Σ wᵢ; "sum": Σ Lᵢ; by default loss_fn.reduction, else mean
     weight           target of a microbatch → wᵢ; by default its number of rows
-    partition        "uniform", "parameters", or the number of layers of each stage
+    partition        "uniform", "parameters", "profiled" (by times measured here first), or the layers of each stage
     link             what carries messages: "shared", "gloo", or "auto" for the fastest that can be had here
     pace             costs in seconds: every action lasts its nominal time, so that any machine shows the
                      pipeline's true shape; the result is then called paced
     memory           also measure bytes (slower: do not read times from such a run)
     recompute        keep only the inputs of each stage, and run forward again before backward
+    keep_sent        keep what a stage has sent until its backward, which does not need it: to see what that costs
     seed             of the layers' random numbers, which depend on layer and microbatch but not on the plan
     timeout          seconds without any rank finishing an action, after which the step is given up
 
@@ -78,7 +82,9 @@ def run(
     probe(layers_of(model), xs[0], ys[0], loss_fn)
 
     def job(rank: int) -> Job:
-        return Job(resolved, made.of_rank(rank), loss_fn, pace, memory, recompute, seed, link=carrier)
+        return Job(
+            resolved, made.of_rank(rank), loss_fn, pace, memory, recompute, seed, keep_sent=keep_sent, link=carrier
+        )
 
     with session(made, job, timeout) as ranks:
         reports = ranks.step(xs, ends)
@@ -153,13 +159,20 @@ def measured(plan: Schedule, reports: Sequence[Report]) -> dict[str, Any]:
     share = plan.num_ranks / plan.num_stages
     return {
         "peak_in_flight": tuple(report.peak_held * share for report in reports),
-        "peak_bytes": _per_rank(report.peak_bytes for report in reports),
-        "held_bytes": _per_rank(report.held_bytes for report in reports),
+        **_bytes(plan.name, [report.memory for report in reports if report.memory]),
         "messages": sum(report.messages for report in reports),
         "message_bytes": sum(report.message_bytes for report in reports),
     }
 
 
-def _per_rank(numbers: Iterable[int | None]) -> tuple[int, ...] | None:
-    known = tuple(number for number in numbers if number is not None)
-    return known or None
+def _bytes(name: str, memories: Sequence[Memory]) -> dict[str, Any]:
+    if not memories:
+        return dict.fromkeys(("ledger", "peak_bytes", "held_bytes", "baseline_bytes", "reserved_bytes"))
+    reserved = tuple(memory.reserved for memory in memories)
+    return {
+        "ledger": Ledger(name, tuple(memory.kinds for memory in memories), "measured"),
+        "peak_bytes": tuple(memory.peak for memory in memories),
+        "held_bytes": tuple(memory.held for memory in memories),
+        "baseline_bytes": tuple(memory.baseline for memory in memories),
+        "reserved_bytes": None if None in reserved else reserved,
+    }

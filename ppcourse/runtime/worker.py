@@ -14,7 +14,7 @@ from ppcourse.runtime.interpreter import Interpreter
 from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.link import GlooLink, Link
 from ppcourse.runtime.look import look
-from ppcourse.runtime.meter import LiveBytes, Meter
+from ppcourse.runtime.meter import Meter, meter_of
 from ppcourse.runtime.shared import Peer, SharedLink
 from ppcourse.runtime.stage import End, Stage
 
@@ -47,8 +47,9 @@ class Worker:
             self.link = GlooLink(job.plan, self.rank, latency)
         else:
             self.link = SharedLink(job.plan, self.rank, self.peers, latency)
-        self.meter = LiveBytes(self.model) if job.memory else Meter()
+        self.meter = meter_of(self.model) if job.memory else Meter()
         self.interpreter = Interpreter(job.plan, self.rank, stages, self.link, clock, self.board, self.meter)
+        self.interpreter.keep_sent = job.keep_sent
 
     def step(self, inputs: dict[int, Any], ends: dict[int, End]) -> Report:
         """One step: every action of the row."""
@@ -65,7 +66,6 @@ class Worker:
             step = self.interpreter.run(inputs, ends)
             self.link.finish()
         self.step_number += 1
-        measured = self.job.memory
         return Report(
             loss=float(sum(loss.double() for stage in stages for loss in stage.losses)),
             outputs=step.outputs,
@@ -73,8 +73,7 @@ class Worker:
             peak_held=step.peak_held,
             messages=self.link.sent_messages,
             message_bytes=self.link.sent_bytes,
-            peak_bytes=self.meter.peak if measured else None,
-            held_bytes=self.meter.held if measured else None,
+            memory=self.meter.memory(self.job.trainer.made if self.job.trainer else None),
         )
 
     def update(self) -> float:
