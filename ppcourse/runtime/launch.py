@@ -3,11 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ppcourse.analysis.ledger import Ledger
 from ppcourse.runtime.batch import ends_of, join, reduction_of, split_batch
 from ppcourse.runtime.errors import briefly
 from ppcourse.runtime.job import Job, Report
-from ppcourse.runtime.meter import Memory
 from ppcourse.runtime.prepare import (
     Model,
     Plan,
@@ -20,7 +18,8 @@ from ppcourse.runtime.prepare import (
     resolve_plan,
 )
 from ppcourse.runtime.probe import probe
-from ppcourse.runtime.result import Evaluation, Result
+from ppcourse.runtime.profile import partition_by_profile
+from ppcourse.runtime.result import Evaluation, Result, bytes_of
 from ppcourse.runtime.session import session
 from ppcourse.runtime.stage import End, LossFunction
 from ppcourse.schedules.costs import Costs
@@ -73,11 +72,11 @@ def run(
     Raises ValueError, before any rank starts, for what cannot work, and RankError if a rank fails.
     """
     resolved = check_trains(resolve_plan(plan, p, m, v))
-    made = cut(resolved, model, partition)
     carrier = check_options(resolved, device, link, pace, timeout)
     kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
     xs, ys = split_batch(inputs, targets, resolved.num_microbatches)
     ends = ends_of(ys, kind, weight)
+    made = cut(resolved, model, partition_by_profile(partition, resolved, model, xs[0], ys[0], loss_fn))
     check_weights(made, loss_fn)
     probe(layers_of(model), xs[0], ys[0], loss_fn)
 
@@ -125,19 +124,20 @@ def evaluate(
     `run`; the loss is computed if there are targets.
     """
     resolved = forward_only(resolve_plan(plan, p, m, v))
-    made = cut(resolved, model, partition)
     carrier = check_options(resolved, device, link, pace, timeout)
     xs, ys = split_batch(inputs, targets, resolved.num_microbatches)
     ends = [End(None, 0.0)] * len(xs)
     if targets is not None:
         kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
         ends = ends_of(ys, kind, weight)
+    judge = None if targets is None else loss_fn
+    made = cut(resolved, model, partition_by_profile(partition, resolved, model, xs[0], ys[0], judge))
 
     def job(rank: int) -> Job:
         return Job(
             resolved,
             made.of_rank(rank),
-            None if targets is None else loss_fn,
+            judge,
             pace,
             seed=seed,
             training=False,
@@ -159,20 +159,7 @@ def measured(plan: Schedule, reports: Sequence[Report]) -> dict[str, Any]:
     share = plan.num_ranks / plan.num_stages
     return {
         "peak_in_flight": tuple(report.peak_held * share for report in reports),
-        **_bytes(plan.name, [report.memory for report in reports if report.memory]),
+        **bytes_of(plan.name, [report.memory for report in reports]),
         "messages": sum(report.messages for report in reports),
         "message_bytes": sum(report.message_bytes for report in reports),
-    }
-
-
-def _bytes(name: str, memories: Sequence[Memory]) -> dict[str, Any]:
-    if not memories:
-        return dict.fromkeys(("ledger", "peak_bytes", "held_bytes", "baseline_bytes", "reserved_bytes"))
-    reserved = tuple(memory.reserved for memory in memories)
-    return {
-        "ledger": Ledger(name, tuple(memory.kinds for memory in memories), "measured"),
-        "peak_bytes": tuple(memory.peak for memory in memories),
-        "held_bytes": tuple(memory.held for memory in memories),
-        "baseline_bytes": tuple(memory.baseline for memory in memories),
-        "reserved_bytes": None if None in reserved else reserved,
     }

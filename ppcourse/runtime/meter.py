@@ -1,4 +1,4 @@
-"""Live bytes: every storage that an operator makes is watched until it dies, and belongs to the microbatch that made it.
+"""Live bytes: every storage that an operator makes is watched until it dies, as one of the microbatch that made it.
 
 Watching costs about 15 µs an operator, so a meter is on only when asked for, and never in runs whose time counts.
 On a GPU it tells kinds apart in the same way, and the allocator's counters tell how much there is in all.
@@ -34,6 +34,9 @@ class Between(NamedTuple):
     sent: Any = None
 
 
+NOTHING = Between()
+
+
 class Memory(NamedTuple):
     """What a rank measured in a step, in bytes.
 
@@ -65,7 +68,7 @@ class Meter:
     def watch(self, value: Any) -> None:
         """Count the tensors in `value`, which were made outside."""
 
-    def boundary(self, between: Between = Between()) -> None:
+    def boundary(self, between: Between = NOTHING) -> None:
         """Between two actions: note what is held."""
 
     def reset(self) -> None:
@@ -110,7 +113,7 @@ class LiveBytes(Meter):
         for storage in storages(value):
             self._watch(storage)
 
-    def boundary(self, between: Between = Between()) -> None:
+    def boundary(self, between: Between = NOTHING) -> None:
         grads = self._gradients()
         self.held = max(self.held, self.live - self._weights - sum(grads.values()))
         now = dict.fromkeys((ACTIVATIONS, KEPT_FOR_W), 0.0) | ({} if between.sent is None else {SENT: 0.0})

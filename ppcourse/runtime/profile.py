@@ -15,7 +15,6 @@ from ppcourse.analysis.ledger import aligned
 from ppcourse.analysis.memory import Sizes
 from ppcourse.analysis.partition import partition
 from ppcourse.analysis.shape import per_stage
-from ppcourse.runtime.batch import split_batch
 from ppcourse.runtime.prepare import Model, layers_of
 from ppcourse.runtime.rounds import Kept, Rounds
 from ppcourse.runtime.stage import LossFunction
@@ -27,7 +26,7 @@ HEAD = ("layer", "F", "I", "W", "parameters", "stashed", "kept for W", "boundary
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """A layer, for one microbatch: seconds, how many weights, and bytes if it were a stage of its own."""
+    """A layer, for one microbatch: seconds of CPU time, how many weights, and bytes if it were a stage of its own."""
 
     name: str
     forward: float
@@ -70,9 +69,7 @@ class Profile:
             input_grad = tuple(i + f for i, f in zip(input_grad, forward, strict=True))
         return Costs(forward, input_grad, weight_grad, comm=comm)
 
-    def sizes(
-        self, partition_sizes: Sequence[int], *, optimizer_bytes: float = 0.0, recompute: bool = False
-    ) -> Sizes:
+    def sizes(self, partition_sizes: Sequence[int], *, optimizer_bytes: float = 0.0, recompute: bool = False) -> Sizes:
         """What each stage takes, for `ledger(plan, sizes)`: weights and gradients of 32 bits.
 
         Stages are weighed as such: they keep less than their layers would apart, since what a layer hands to the next
@@ -133,21 +130,16 @@ def profile(
 
 
 def partition_by_profile(
-    method: str | Sequence[int],
-    plan: Schedule,
-    model: Model,
-    inputs: Any,
-    targets: Any,
-    loss_fn: LossFunction | None,
+    method: str | Sequence[int], plan: Schedule, model: Model, x: Any, y: Any, loss_fn: LossFunction | None
 ) -> str | Sequence[int]:
-    """For "profiled", the partition whose busiest rank has least to do, by times of the first microbatch of a batch;
-    any other partition as it is."""
+    """For "profiled", the partition whose busiest rank has least to do, by the times of microbatch `x` with target
+    `y`; any other partition as it is."""
     if not (isinstance(method, str) and method == "profiled"):
         return method
-    xs, ys = split_batch(inputs, targets, plan.num_microbatches)
     if plan.num_stages > len(layers_of(model)):
         return "uniform"  # which cannot be, and says so
-    times = profile(model, xs[0], ys[0], loss_fn).times
+    found = profile(model, x, y, loss_fn)
+    times = found.times if plan.trains else [layer.forward for layer in found.layers]
     return partition(times, plan.num_stages, placement=plan.placement)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ppcourse.analysis.ledger import Ledger
 from ppcourse.analysis.timeline import Timeline
+from ppcourse.runtime.meter import Memory
 
 
 @dataclass(frozen=True)
@@ -76,3 +77,18 @@ class Training:
     message_bytes: int
     device: str
     link: str
+
+
+def bytes_of(name: str, measured: Sequence[Memory | None]) -> dict[str, Any]:
+    """What the ranks measured, under the names of a Result."""
+    memories = [memory for memory in measured if memory]
+    if not memories:
+        return dict.fromkeys(("ledger", "peak_bytes", "held_bytes", "baseline_bytes", "reserved_bytes"))
+    reserved = tuple(memory.reserved for memory in memories)
+    return {
+        "ledger": Ledger(name, tuple(memory.kinds for memory in memories), "measured"),
+        "peak_bytes": tuple(memory.peak for memory in memories),
+        "held_bytes": tuple(memory.held for memory in memories),
+        "baseline_bytes": tuple(memory.baseline for memory in memories),
+        "reserved_bytes": None if None in reserved else reserved,
+    }

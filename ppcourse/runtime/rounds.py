@@ -1,13 +1,17 @@
 """Passing one microbatch through stages in this process, one stage after another, to time and to weigh them.
 
-A round goes forward through all stages, then back with I, then with W, each once and in full. Weighed is each stage
-alone: it gets copies of what it was given, so that what is alive afterwards is what it keeps, and nothing else.
+A round goes forward through all stages, then back with I, then with W. What is timed is the CPU time of one thread, as
+ranks have one: what else the machine does does not count, nor what a layer waits for.
+
+Weighed is each stage alone: it gets copies of what it was given, so that what is alive afterwards is what it keeps, and
+nothing else.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +45,7 @@ class Rounds:
         self.end = None if loss_fn is None else End(_copy(targets), 1.0)
 
     def times(self, budget: float) -> tuple[list[tuple[float, float, float]], int]:
-        """For each layer the medians of F, I and W in seconds, and of how many rounds; the first does not count."""
+        """For each layer the medians of F, I and W in seconds of CPU time, and of how many rounds; the first does not count."""
         stages = self._stages([1] * len(self.layers))
         rounds: list[list[tuple[float, float, float]]] = []
         began = time.perf_counter()
@@ -76,15 +80,15 @@ class Rounds:
         value, forward, back, later = self.inputs, [], [], []
         for stage in stages:
             end = self.end if stage is stages[-1] else None
-            output, seconds = _timed(lambda s=stage, x=value, e=end: s.forward(0, x, e, split=True))
+            output, seconds = _timed(partial(stage.forward, 0, value, end, split=True))
             forward.append(seconds)
             value = as_inputs(output)
         grads = self._first_gradients(value)
         for stage in reversed(stages):
-            grads, seconds = _timed(lambda s=stage, g=grads: s.input_grad(0, g))
+            grads, seconds = _timed(partial(stage.input_grad, 0, grads))
             back.append(seconds)
         for stage in reversed(stages):
-            later.append(_timed(lambda s=stage: s.weight_grad(0))[1])
+            later.append(_timed(partial(stage.weight_grad, 0))[1])
             stage.losses.clear()
         return list(zip(forward, back[::-1], later[::-1], strict=True))
 
@@ -135,9 +139,9 @@ def _as_on_ranks() -> Iterator[None]:
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    began = time.perf_counter()
+    began = time.thread_time()
     result = work()
-    return result, time.perf_counter() - began
+    return result, time.thread_time() - began
 
 
 def _copy(value: Any) -> Any:

@@ -23,6 +23,7 @@ from ppcourse.runtime.prepare import (
     cut,
     resolve_plan,
 )
+from ppcourse.runtime.profile import partition_by_profile
 from ppcourse.runtime.result import Training
 from ppcourse.runtime.session import session
 from ppcourse.runtime.stage import End, LossFunction
@@ -51,6 +52,7 @@ def train(
     pace: Costs | None = None,
     memory: bool = False,
     recompute: bool = False,
+    keep_sent: bool = False,
     seed: int = 0,
     timeout: float = 60.0,
     progress: bool = True,
@@ -67,12 +69,10 @@ def train(
     and the errors are those of `run`.
     """
     resolved = check_trains(resolve_plan(plan, p, m, v))
-    made = cut(resolved, model, partition)
     carrier = check_options(resolved, device, link, pace, timeout)
     check_function(optimizer, "optimizer", "torch.optim.SGD or functools.partial(torch.optim.AdamW, lr=1e-3)")
     kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
     check_count(steps, "steps")
-    check_weights(made, loss_fn)
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"clip_norm is {clip_norm!r}; it is a number above 0, or None for no limit.")
 
@@ -80,10 +80,14 @@ def train(
     first = next(coming, None)  # looked at before a rank starts
     if first is None:
         raise ValueError("There is no batch; batches must have at least one pair (inputs, targets).")
+    x, y = first[0][0], first[1][0].target
+    made = cut(resolved, model, partition_by_profile(partition, resolved, model, x, y, loss_fn))
+    check_weights(made, loss_fn)
 
     def job(rank: int) -> Job:
         trainer = Trainer(optimizer, clip_norm, made.ties(rank))
-        return Job(resolved, made.of_rank(rank), loss_fn, pace, memory, recompute, seed, trainer, link=carrier)
+        parts = made.of_rank(rank)
+        return Job(resolved, parts, loss_fn, pace, memory, recompute, seed, trainer, keep_sent, link=carrier)
 
     losses, norms, times = [], [], []
     with session(made, job, timeout) as ranks, tqdm(total=steps, disable=not progress, unit="step") as bar:
