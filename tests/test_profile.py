@@ -183,7 +183,7 @@ def test_a_layer_that_raises_leaves_weights_to_go_by() -> None:
 
 
 def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be an nn.Sequential"):
+    with pytest.raises(ValueError, match=r"must be an nn\.Sequential"):
         pp.profile(linear(), rows())
 
 
@@ -220,18 +220,13 @@ def test_a_model_that_cannot_be_profiled_still_runs_and_one_that_fails_says_so_i
     inputs, targets = rows_of(8)
     task = {"p": 2, "m": 2, "loss_fn": F.cross_entropy, "partition": "profiled"}
     with pytest.warns(UserWarning, match="weights are counted instead"), pytest.raises(pp.RankError, match="skip"):
-        pp.run(
-            "1f1b", [*classifier(), Skip()], inputs, targets, p=2, m=2, loss_fn=F.cross_entropy, partition="profiled"
-        )
+        pp.run("1f1b", [*classifier(), Skip()], inputs, targets, **task)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         done = pp.train(
-            "1f1b", classifier(), [(inputs, targets)], p=2, m=2, steps=1, loss_fn=F.cross_entropy,
-            optimizer=torch.optim.SGD, partition="profiled", progress=False,
-        )  # fmt: skip
-        seen = pp.evaluate(
-            "1f1b", classifier(), inputs, targets, p=2, m=2, loss_fn=F.cross_entropy, partition="profiled"
+            "1f1b", classifier(), [(inputs, targets)], steps=1, optimizer=torch.optim.SGD, progress=False, **task
         )
+        seen = pp.evaluate("1f1b", classifier(), inputs, targets, **task)
     assert done.losses[0] == pytest.approx(seen.loss)
 
 
