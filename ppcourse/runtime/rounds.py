@@ -45,7 +45,7 @@ class Rounds:
         self.end = None if loss_fn is None else End(_copy(targets), 1.0)
 
     def times(self, budget: float) -> tuple[list[tuple[float, float, float]], int]:
-        """For each layer the medians of F, I and W, in seconds of CPU time, and of how many rounds; a first one warms up."""
+        """For each layer the medians of F, I and W, seconds of CPU time, and of how many rounds; one more warms up."""
         stages = self._stages([1] * len(self.layers))
         rounds: list[list[tuple[float, float, float]]] = []
         began = time.perf_counter()
