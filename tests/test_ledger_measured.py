@@ -148,13 +148,13 @@ def test_outputs_that_are_kept_though_sent_show() -> None:
 
 
 def test_without_a_pipeline_one_process_has_it_all() -> None:
-    it = batch("gpt")
+    it = batch("mlp")
     alone = pp.reference_step(*it.task, loss_fn=it.loss_fn, m=M, memory=True)
-    found = measured("gpt", "1f1b").ledger
+    found = measured("mlp", "1f1b").ledger
     [row] = alone.ledger.rows
     for kind in (PARAMETERS, GRADIENTS):
         assert row[kind] == sum(found.of(kind)), kind
-    [whole] = profiled("gpt").sizes([len(it.model)]).of("stashed", 1)
+    [whole] = profiled("mlp").sizes([len(it.model)]).of("stashed", 1)
     assert row[ACTIVATIONS] == whole  # one microbatch, of all layers
     table = pp.side_by_side(alone.ledger, found, kinds=KINDS).splitlines()
     assert table[1].split() == ["rank", "kind", "reference", "measured", "1f1b", "measured"]

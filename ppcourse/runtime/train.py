@@ -85,9 +85,8 @@ def train(
     check_weights(made, loss_fn)
 
     def job(rank: int) -> Job:
-        trainer = Trainer(optimizer, clip_norm, made.ties(rank))
-        parts = made.of_rank(rank)
-        return Job(resolved, parts, loss_fn, pace, memory, recompute, seed, trainer, keep_sent, link=carrier)
+        owns = Trainer(optimizer, clip_norm, made.ties(rank))
+        return Job(resolved, made.of_rank(rank), loss_fn, pace, memory, recompute, seed, owns, keep_sent, link=carrier)
 
     losses, norms, times = [], [], []
     with session(made, job, timeout) as ranks, tqdm(total=steps, disable=not progress, unit="step") as bar:
