@@ -19,6 +19,7 @@ from ppcourse.runtime.meter import (
     PARAMETERS,
     SENT,
     AllocatorBytes,
+    Between,
     LiveBytes,
 )
 from ppcourse.runtime.models import gpt, mlp
@@ -200,6 +201,20 @@ def test_a_reset_keeps_what_is_alive_in_the_peak() -> None:
     meter.reset()
     assert (meter.memory().baseline, meter.memory().peak) == (800, 800)
     del held
+
+
+def test_what_two_stages_share_is_held_as_long_as_either_needs_it() -> None:
+    """As where a rank hands over to itself."""
+    meter = LiveBytes(torch.nn.Module())
+    meter.turn_to((3, 0))
+    with meter:
+        shared = torch.zeros(10)
+    meter.turn_to((4, 0))
+    meter.watch(shared)
+    for between in (Between(stashed=[(3, 0)]), Between(stashed=[(4, 0)]), Between(stashed=[(3, 0)], owed=[(4, 0)])):
+        meter.reset()
+        meter.boundary(between)
+        assert (meter.most[ACTIVATIONS], meter.most[KEPT_FOR_W]) == (40, 0)
 
 
 def test_allocated_and_reserved_have_names_of_their_own() -> None:
