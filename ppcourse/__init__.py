@@ -3,7 +3,7 @@
     schedules   what runs where, in which order      build, Schedule, validate, check
     analysis    how long, how much                   simulate, Timeline, critical_path, gaps, formulas,
                                                      in_flight, ledger, partition, choose
-    runtime     doing it, on real ranks              run, train, evaluate, reference_step
+    runtime     doing it, on real ranks              run, train, evaluate, profile, reference_step
     lab         what a learner sees                  gantt, grade, on_ranks, doctor
 
     plan = build("1f1b", p=4, m=8) ──► simulate(plan, costs) ──► Timeline (predicted) ──┐
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from ppcourse.runtime.extras import Whole as Whole
     from ppcourse.runtime.launch import evaluate as evaluate
     from ppcourse.runtime.launch import run as run
+    from ppcourse.runtime.profile import profile as profile
     from ppcourse.runtime.reference import reference_step as reference_step
     from ppcourse.runtime.train import train as train
 
@@ -71,6 +72,7 @@ LATER = {
     "run": "ppcourse.runtime.launch",
     "evaluate": "ppcourse.runtime.launch",
     "train": "ppcourse.runtime.train",
+    "profile": "ppcourse.runtime.profile",
     "reference_step": "ppcourse.runtime.reference",
     "gantt": "ppcourse.lab.gantt",
     "gantt_text": "ppcourse.lab.gantt_text",

@@ -1,11 +1,15 @@
 """`ppcourse demo`: a real run, told in one table and two charts."""
 
+import re
+
 from ppcourse.lab.demo import main
+from ppcourse.lab.sizing import core_speed
 
 
 def test_the_demo_trains_tells_and_draws(tmp_path, capsys) -> None:
     assert main(2, tmp_path / "charts") == 0
-    table = [line.split("  ") for line in capsys.readouterr().out.splitlines() if line[:5] in ("gpipe", "1f1b ")]
+    out = capsys.readouterr().out
+    table = [line.split("  ") for line in out.splitlines() if line[:6] in ("gpipe ", "1f1b  ")]
     gpipe, other = ([cell.strip() for cell in row if cell.strip()] for row in table)
     assert gpipe[1:3] == other[1:3]  # the same losses
     assert gpipe[4] == other[4] == "27.3%"  # the same bubble, predicted
@@ -13,6 +17,17 @@ def test_the_demo_trains_tells_and_draws(tmp_path, capsys) -> None:
     assert other[-1] == "4 3 2 1"
     assert float(gpipe[-2].split()[0]) > float(other[-2].split()[0])  # bytes on rank 0
     assert {path.name for path in (tmp_path / "charts").iterdir()} == {"gpipe.png", "1f1b.png"}
+    kinds = [line.split() for line in out.splitlines() if line.split()[1:2] in (["parameters"], ["activations"])]
+    assert len(kinds) == 2 * 4 * 2  # schedules, ranks, kinds
+    for _, kind, predicted, measured in kinds:
+        assert predicted == measured, kind
+    _, plan = out.split("What the planner would take here:")
+    assert re.search(r"\n1 +[a-z0-9-]+ +[124] ", plan), plan  # ranked first, on 1, 2 or 4 ranks
+    assert "Assumed: 4 ranks with a core each" in plan
+
+
+def test_a_core_is_as_fast_as_cores_are() -> None:
+    assert 1e8 < core_speed() < 1e13
 
 
 def test_what_cannot_be_done_is_one_sentence(tmp_path, capsys) -> None:

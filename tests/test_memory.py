@@ -172,8 +172,25 @@ def test_formula_plan_and_measurement_stand_side_by_side() -> None:
         "   1     1.16       1.16      1.26"
     )
     assert measured.of("other") == (20, 0)
-    with refused("Side by side go ledgers of the same ranks; these have [2, 3]."):
-        side_by_side(measured, ledger(build("1f1b", 3, 4), sizes))
+    with refused("Side by side go one or more ledgers; there are none."):
+        side_by_side()
+
+
+def test_kinds_stand_side_by_side_and_so_do_ledgers_of_other_plans() -> None:
+    sizes = Sizes(parameters=512, stashed=2048)
+    alone = Ledger("reference", ({"parameters": 2048, "activations": 4096.0, "kept for W": 0.0},), "measured")
+    assert side_by_side(ledger(build("1f1b", 2, 4), sizes), alone, kinds=KINDS) == (
+        "KiB a rank\n"
+        "rank         kind  1f1b simulated  reference measured\n"
+        "   0   parameters            1.00                2.00\n"
+        "   0    gradients            2.00                   -\n"
+        "   0    optimizer            6.00                   -\n"
+        "   0  activations            4.00                4.00\n"
+        "   1   parameters            1.00                   -\n"
+        "   1    gradients            2.00                   -\n"
+        "   1    optimizer            6.00                   -\n"
+        "   1  activations            2.00                   -"
+    )
 
 
 @pytest.mark.parametrize(

@@ -55,18 +55,34 @@ class Ledger:
     __repr__ = __str__
 
 
-def side_by_side(*ledgers: Ledger) -> str:
-    """What each rank takes in all, as a table with a column a ledger: formula, simulated, measured.
+def side_by_side(*ledgers: Ledger, kinds: Sequence[str] = ()) -> str:
+    """What each rank takes, as a table with a column a ledger: formula, simulated, measured; with and without pipeline.
 
-    Raises ValueError for ledgers of different numbers of ranks, and for none.
+    kinds   a line for each of these that is not nothing, instead of one for all kinds together: KINDS, for example.
+            "-" stands where a ledger does not know the kind
+
+    Ledgers of several names get them into the heads of their columns. Raises ValueError if there is no ledger.
     """
-    ranks = {each.num_ranks for each in ledgers}
-    if len(ranks) != 1:
-        raise ValueError(f"Side by side go ledgers of the same ranks; these have {sorted(ranks) or 'none'}.")
+    if not ledgers:
+        raise ValueError("Side by side go one or more ledgers; there are none.")
+    several = len({each.name for each in ledgers}) > 1
+    heads = [f"{each.name} {each.origin}" if several else str(each.origin) for each in ledgers]
+    shown: list[str | None] = [kind for kind in kinds if any(any(each.of(kind)) for each in ledgers)]
     unit, scale = _unit([total for each in ledgers for total in each.totals])
-    columns = [[f"{total / scale:.2f}" for total in each.totals] for each in ledgers]
-    rows = [[str(rank), *row] for rank, row in enumerate(zip(*columns, strict=True))]
-    return f"{unit} a rank\n{aligned([['rank', *(each.origin for each in ledgers)], *rows])}"
+    cells = [["rank", *(["kind"] if kinds else []), *heads]]
+    for rank in range(max(each.num_ranks for each in ledgers)):
+        for kind in shown or [None]:
+            numbers = (_number(each, rank, kind) for each in ledgers)
+            told = ("-" if number is None else f"{number / scale:.2f}" for number in numbers)
+            cells.append([str(rank), *([kind or ""] if kinds else []), *told])
+    return f"{unit} a rank\n{aligned(cells)}"
+
+
+def _number(ledger: Ledger, rank: int, kind: str | None) -> float | None:
+    """What the rank takes for a kind, or in all; None if there is no such rank or the kind is not told apart."""
+    if rank >= ledger.num_ranks:
+        return None
+    return ledger.totals[rank] if kind is None else ledger.rows[rank].get(kind)
 
 
 def aligned(cells: Sequence[Sequence[str]]) -> str:

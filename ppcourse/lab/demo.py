@@ -1,4 +1,4 @@
-"""`ppcourse demo`: one small GPT, four real ranks, two schedules, one table, and their charts."""
+"""`ppcourse demo`: one small GPT, four real ranks, two schedules, their table, memory and charts, and a plan."""
 
 import functools
 import statistics
@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import torch
 
+from ppcourse.analysis.shape import Shape
 from ppcourse.analysis.simulate import simulate
 from ppcourse.analysis.timeline import Timeline
 from ppcourse.lab.gantt import gantt
+from ppcourse.lab.sizing import first_choice, memory_table
 from ppcourse.runtime.data import batches, text_loss
 from ppcourse.runtime.errors import RankError
 from ppcourse.runtime.launch import run
@@ -23,6 +25,7 @@ from ppcourse.schedules.costs import Costs
 NAMES = ("gpipe", "1f1b")
 P, M = 4, 8
 BATCH, CONTEXT = 16, 64
+SHAPE = Shape(layers=6, hidden=64, heads=4, vocab=256, sequence=CONTEXT)  # what gpt() makes
 PACE = Costs(forward=0.02, input_grad=0.02, weight_grad=0.02)  # more than the work takes on two cores
 HEADS = (
     *("schedule", "first loss", "last", "step (paced)", "bubble predicted", "measured (paced)"),
@@ -40,6 +43,7 @@ class Outcome(NamedTuple):
     measured: Timeline
     peak_bytes: Sequence[int]
     held: Sequence[float]
+    memory: str
 
     def cells(self) -> tuple[str, ...]:
         """Its line of the table."""
@@ -69,11 +73,13 @@ def main(steps: int, out: str | Path) -> int:
 
 def train_with(name: str, steps: int) -> Outcome:
     """Some paced steps of training, and one step with its memory measured."""
-    plan, model = build(name, P, M), gpt(context=CONTEXT)
+    plan, model, one = build(name, P, M), gpt(context=CONTEXT), BATCH // M
     data = list(batches(BATCH, CONTEXT, max(1, steps)))
     optimizer = functools.partial(torch.optim.AdamW, lr=1e-3)
     trained = train(plan, model, data, loss_fn=text_loss, optimizer=optimizer, steps=steps, pace=PACE)
-    weighed = run(plan, model, *data[0], loss_fn=text_loss, memory=True)
+    inputs, targets = data[0]
+    weighed = run(plan, model, inputs, targets, loss_fn=text_loss, memory=True)
+    assert weighed.ledger
     return Outcome(
         name=name,
         losses=trained.losses,
@@ -82,6 +88,7 @@ def train_with(name: str, steps: int) -> Outcome:
         measured=trained.timeline,
         peak_bytes=weighed.peak_bytes or (),
         held=trained.peak_in_flight,
+        memory=memory_table(plan, model, inputs[:one], targets[:one], text_loss, weighed.ledger),
     )
 
 
@@ -90,6 +97,10 @@ def _show(outcomes: Sequence[Outcome]) -> None:
     apart = max(abs(a - b) for a, b in zip(*(outcome.losses for outcome in outcomes), strict=True))
     print(f"\nLosses of the two schedules differ by {apart:.1g} at most, over {len(outcomes[0].losses)} steps.")
     print("Times are paced: real tensors and messages, but every forward lasts 20 ms and every backward 40.")
+    print("\nMemory by rank and kind, predicted from a profile of one microbatch, and measured:")
+    for outcome in outcomes:
+        print(f"\n{outcome.memory}")
+    print(f"\nWhat the planner would take here:\n\n{first_choice(SHAPE, P, BATCH)}\n")
 
 
 def _table(rows: Iterable[Sequence[str]]) -> str:

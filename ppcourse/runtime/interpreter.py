@@ -11,7 +11,7 @@ from ppcourse.runtime.board import Board, State
 from ppcourse.runtime.clock import Clock
 from ppcourse.runtime.ends import Arrival
 from ppcourse.runtime.link import Link, Parcel
-from ppcourse.runtime.meter import Meter
+from ppcourse.runtime.meter import Between, Meter
 from ppcourse.runtime.stage import End, Stage, as_inputs, check_crosses
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.channels import Kind, consumer, incoming, outgoing
@@ -32,7 +32,8 @@ class Step:
 class Interpreter:
     """The row of one rank, run on its stages.
 
-    now       the action under way, for whoever has to report a failure
+    now        the action under way, for whoever has to report a failure
+    keep_sent  keep what is sent until its backward, which needs only what its graph has saved
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class Interpreter:
         self.split = {(stage, microbatch) for stage, op, microbatch in self.row if op is Op.I}
         self.pairs = plan.pairs[rank]
         self.now: Action | None = None
+        self.keep_sent = False
+        self.sent: dict[tuple[int, int], Any] = {}
         self.finished = 0
         self.handed_over: dict[tuple[Kind, int, int], Any] = {}
 
@@ -77,20 +80,24 @@ class Interpreter:
         given: list[Arrival] = []
         for self.now in together:
             self._note(State.WAITING, position + len(given))
+            self.meter.turn_to((self.now.stage, self.now.microbatch))
             given.append(self._given(self.now))
         start = self.clock.start(max(arrival.at for arrival in given))
         parcels = []
         for place, self.now in enumerate(together, position):
             self._note(State.RUNNING, place)
+            self.meter.turn_to((self.now.stage, self.now.microbatch))
             with self.meter:
                 result = self.handlers[self.now.op](self.now, given.pop(0).value)
             self.clock.worked()
             parcels.append(self._pack(self.now, result))
+            if self.keep_sent:
+                self._keep(self.now, result)
             del result
             self.step.peak_held = max(self.step.peak_held, sum(s.held for s in self.stages.values()))
         end = self.clock.end(*together)
         self._send(parcels)
-        self.meter.boundary()
+        self.meter.boundary(self._between())
         self.step.spans += [Span(self.rank, action, start, end) for action in together]
         self.finished += len(together)
 
@@ -130,7 +137,9 @@ class Interpreter:
         if not forward and action.stage + 1 == self.plan.num_stages:
             return Arrival(None, HERE)
         kind = Kind.ACTIVATION if forward else Kind.GRADIENT
-        return Arrival(self.handed_over.pop((kind, action.stage, action.microbatch)), HERE)
+        here = self.handed_over.pop((kind, action.stage, action.microbatch))
+        self.meter.watch(here)  # it may outlive the stage that made it
+        return Arrival(here, HERE)
 
     def _pack(self, action: Action, result: Any) -> Parcel | None:
         """What is to be sent to another rank; what this rank needs itself is put aside."""
@@ -143,6 +152,18 @@ class Interpreter:
                 check_crosses(result)
             self.handed_over[key] = as_inputs(result) if forward else result
         return None
+
+    def _keep(self, action: Action, result: Any) -> None:
+        place = action.stage, action.microbatch
+        if action.op is not Op.F:
+            self.sent.pop(place, None)
+        elif outgoing(self.plan, action):
+            self.sent[place] = result
+
+    def _between(self) -> Between:
+        stashed = {(number, i) for number, stage in self.stages.items() for i in stage.stash}
+        owed = {(number, i) for number, stage in self.stages.items() for i in stage.owed}
+        return Between(stashed, owed, list(self.sent.values()) if self.keep_sent else None)
 
     def _note(self, state: State, position: int) -> None:
         self.board.write(self.rank, state, position, self.finished)

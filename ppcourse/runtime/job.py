@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from ppcourse.analysis.timeline import Span
+from ppcourse.runtime.meter import Memory
 from ppcourse.runtime.stage import LossFunction
 from ppcourse.runtime.training import Trainer
 from ppcourse.schedules.costs import Costs
@@ -18,6 +19,7 @@ class Job:
 
     layers    {stage: {number in the whole model: layer}}, this rank's only
     loss_fn   used where the last stage lives
+    keep_sent keep what a stage has sent until its backward, to see what that costs
     trainer   makes and holds this rank's optimizer
     copied    numbers of layers with buffers that live on other ranks too
     training  False: forward only, layers in eval mode, no gradients
@@ -32,6 +34,7 @@ class Job:
     recompute: bool = False
     seed: int = 0
     trainer: Trainer | None = None
+    keep_sent: bool = False
     training: bool = True
     link: str = "gloo"
     copied: frozenset[int] = frozenset()
@@ -39,7 +42,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Report:
-    """One rank's account of one step. Bytes are None unless memory was measured."""
+    """One rank's account of one step. `memory` is None unless it was measured."""
 
     loss: float
     outputs: dict[int, Any]
@@ -47,5 +50,4 @@ class Report:
     peak_held: int
     messages: int
     message_bytes: int
-    peak_bytes: int | None
-    held_bytes: int | None
+    memory: Memory | None

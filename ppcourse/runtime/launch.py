@@ -1,6 +1,6 @@
 """run and evaluate: check everything → ship → collect."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ppcourse.runtime.batch import Batch, batch_of, join, reduction_of, split_batch, split_extras
@@ -19,7 +19,8 @@ from ppcourse.runtime.prepare import (
     resolve_plan,
 )
 from ppcourse.runtime.probe import probe
-from ppcourse.runtime.result import Evaluation, Result
+from ppcourse.runtime.profile import partition_by_profile
+from ppcourse.runtime.result import Evaluation, Result, bytes_of
 from ppcourse.runtime.session import session
 from ppcourse.runtime.stage import End, LossFunction
 from ppcourse.runtime.statistics import check_statistics
@@ -49,6 +50,7 @@ def run(
     pace: Costs | None = None,
     memory: bool = False,
     recompute: bool = False,
+    keep_sent: bool = False,
     seed: int = 0,
     timeout: float = 60.0,
 ) -> Result:
@@ -63,29 +65,45 @@ def run(
                      anything else, and of pp.Whole(tensor)
     reduction        "mean": Σ wᵢLᵢ ÷ Σ wᵢ; "sum": Σ Lᵢ; by default loss_fn.reduction, else mean
     weight           target of a microbatch → wᵢ; by default its number of rows
-    partition        "uniform", "parameters", or the number of layers of each stage
+    partition        "uniform", "parameters", "profiled" (by times measured here first), or the layers of each stage
     link             what carries messages: "shared", "gloo", or "auto" for the fastest that can be had here
     pace             costs in seconds: every action lasts its nominal time, so that any machine shows the
                      pipeline's true shape; the result is then called paced
     memory           also measure bytes (slower: do not read times from such a run)
     recompute        keep only the inputs of each stage, and run forward again before backward
+    keep_sent        keep what a stage has sent until its backward, which does not need it: to see what that costs
     seed             of the layers' random numbers, which depend on layer and microbatch but not on the plan
     timeout          seconds without any rank finishing an action, after which the step is given up
 
     Raises ValueError, before any rank starts, for what cannot work, and RankError if a rank fails.
     """
     resolved = check_trains(resolve_plan(plan, p, m, v))
-    made = cut(resolved, model, partition)
     carrier = check_options(resolved, device, link, pace, timeout)
     kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
     given = check_extras(extras, layers_of(model))
     batch = batch_of(inputs, targets, given, resolved.num_microbatches, kind, weight)
+    made = cut(
+        resolved,
+        model,
+        partition_by_profile(partition, resolved, model, batch.inputs[0], batch.ends[0].target, loss_fn),
+    )
     check_weights(made, loss_fn)
     copied = check_statistics(made)
     probe(made, batch, loss_fn)
 
     def job(rank: int) -> Job:
-        return Job(resolved, made.of_rank(rank), loss_fn, pace, memory, recompute, seed, copied=copied, link=carrier)
+        return Job(
+            resolved,
+            made.of_rank(rank),
+            loss_fn,
+            pace,
+            memory,
+            recompute,
+            seed,
+            keep_sent=keep_sent,
+            copied=copied,
+            link=carrier,
+        )
 
     with session(made, job, timeout) as ranks:
         reports = ranks.step(batch)
@@ -127,7 +145,6 @@ def evaluate(
     `run`; the loss is computed if there are targets.
     """
     resolved = forward_only(resolve_plan(plan, p, m, v))
-    made = cut(resolved, model, partition)
     carrier = check_options(resolved, device, link, pace, timeout)
     m = resolved.num_microbatches
     given = check_extras(extras, layers_of(model))
@@ -137,12 +154,15 @@ def evaluate(
     else:
         kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
         batch = batch_of(inputs, targets, given, m, kind, weight)
+    judge = None if targets is None else loss_fn
+    first = batch.inputs[0], batch.ends[0].target
+    made = cut(resolved, model, partition_by_profile(partition, resolved, model, *first, judge))
 
     def job(rank: int) -> Job:
         return Job(
             resolved,
             made.of_rank(rank),
-            None if targets is None else loss_fn,
+            judge,
             pace,
             seed=seed,
             training=False,
@@ -164,13 +184,7 @@ def measured(plan: Schedule, reports: Sequence[Report]) -> dict[str, Any]:
     share = plan.num_ranks / plan.num_stages
     return {
         "peak_in_flight": tuple(report.peak_held * share for report in reports),
-        "peak_bytes": _per_rank(report.peak_bytes for report in reports),
-        "held_bytes": _per_rank(report.held_bytes for report in reports),
+        **bytes_of(plan.name, [report.memory for report in reports]),
         "messages": sum(report.messages for report in reports),
         "message_bytes": sum(report.message_bytes for report in reports),
     }
-
-
-def _per_rank(numbers: Iterable[int | None]) -> tuple[int, ...] | None:
-    known = tuple(number for number in numbers if number is not None)
-    return known or None

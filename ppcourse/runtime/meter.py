@@ -1,52 +1,104 @@
-"""Live bytes on the CPU: every storage that an operator makes is watched until it dies.
+"""Live bytes: every storage that an operator makes is watched until it dies, as one of the microbatch that made it.
 
-On a GPU torch.cuda.max_memory_allocated tells the same. Watching costs about 15 µs an operator, so a meter
-is on only when asked for, and never in runs whose time counts.
+Watching costs about 15 µs an operator, so a meter is on only when asked for, and never in runs whose time counts.
+On a GPU it tells kinds apart in the same way, and the allocator's counters tell how much there is in all.
 """
 
 import weakref
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ppcourse.analysis.ledger import KINDS
+
+PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, KEPT_FOR_W, _, SENT = KINDS
+
+Owner: TypeAlias = tuple[int, int]
+"""Stage and microbatch."""
+
+
+class Between(NamedTuple):
+    """What is kept between two actions, and for what.
+
+    stashed   the microbatches of stages that wait for their B or I
+    owed      those that wait for their W
+    sent      outputs that are kept though they have been sent
+    """
+
+    stashed: Collection[Owner] = ()
+    owed: Collection[Owner] = ()
+    sent: Any = None
+
+
+NOTHING = Between()
+
+
+class Memory(NamedTuple):
+    """What a rank measured in a step, in bytes.
+
+    kinds      by kind of a ledger; what the rank's link keeps is not seen
+    peak       the most alive, within actions too, weights and gradients included
+    held       the most between two actions, weights and gradients left out
+    baseline   alive as the step began; the peak is never below it
+    reserved   the most that the GPU's allocator had taken from the driver, None on the CPU. The context and
+               communicators come on top, and only the driver's own tools see those
+    """
+
+    kinds: dict[str, float]
+    peak: int
+    held: int
+    baseline: int
+    reserved: int | None = None
+
 
 class Meter:
     """A meter that does not measure: `with meter:` around the work of an action."""
-
-    peak = held = 0
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, *error: object) -> None: ...
 
+    def turn_to(self, owner: Owner) -> None:
+        """What is made or watched from now on belongs to this microbatch of this stage."""
+
     def watch(self, value: Any) -> None:
         """Count the tensors in `value`, which were made outside."""
 
-    def boundary(self) -> None:
+    def boundary(self, between: Between = NOTHING) -> None:
         """Between two actions: note what is held."""
 
     def reset(self) -> None:
         """Begin new peaks."""
 
+    def memory(self, optimizer: torch.optim.Optimizer | None = None) -> Memory | None:
+        """What was measured since the last reset."""
+        return None
+
 
 class LiveBytes(Meter):
     """Counts each storage once, from the operator that makes it until nothing refers to it.
 
-    live   bytes now, weights and buffers included
-    peak   the most since the last reset, within actions (temporaries inside an operator are unseen)
-    held   the most between two actions, weights, buffers and their gradients left out
+    live      bytes now, weights and buffers included
+    peak      the most since the last reset, within actions (temporaries inside an operator are unseen)
+    held      the most between two actions, weights, buffers and their gradients left out
+    baseline  live at the last reset
+    most      by kind, at the moment between two actions at which most was held of these kinds together
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.live = self.peak = self.held = 0
-        self._model = model
+        self.live = self.peak = self.held = self.baseline = 0
+        self.most: dict[str, float] = {}
+        self._model, self._owner = model, (-1, -1)
         self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._owners: dict[int, set[Owner]] = {}
+        self._sizes: dict[int, int] = {}
         self._mode = _Watch(self)
         self.watch([*model.parameters(), *model.buffers()])
-        self._weights = self.live
+        self._weights, self._fixed = self.live, frozenset(self._seen)
 
     def __enter__(self) -> None:
         self._mode.__enter__()  # type: ignore[no-untyped-call]
@@ -54,30 +106,73 @@ class LiveBytes(Meter):
     def __exit__(self, *error: object) -> None:
         self._mode.__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def watch(self, value: Any) -> None:
-        for leaf in tree_leaves(value):
-            if isinstance(leaf, Tensor):
-                self._watch(leaf.untyped_storage())
+    def turn_to(self, owner: Owner) -> None:
+        self._owner = owner
 
-    def boundary(self) -> None:
-        grads = sum(p.grad.untyped_storage().nbytes() for p in self._model.parameters() if p.grad is not None)
-        self.held = max(self.held, self.live - self._weights - grads)
+    def watch(self, value: Any) -> None:
+        for storage in storages(value):
+            self._watch(storage)
+
+    def boundary(self, between: Between = NOTHING) -> None:
+        grads = self._gradients()
+        self.held = max(self.held, self.live - self._weights - sum(grads.values()))
+        now = dict.fromkeys((ACTIVATIONS, KEPT_FOR_W), 0.0) | ({} if between.sent is None else {SENT: 0.0})
+        sent = _sizes(between.sent)
+        stashed, owed = set(between.stashed), set(between.owed)
+        for key, owners in self._owners.items():
+            if key in self._fixed or key in grads:
+                continue
+            if key in sent:
+                now[SENT] += self._sizes[key]
+            elif not owners.isdisjoint(stashed):
+                now[ACTIVATIONS] += self._sizes[key]
+            elif not owners.isdisjoint(owed):
+                now[KEPT_FOR_W] += self._sizes[key]
+        if sum(now.values()) > sum(self.most.values()) or not self.most:
+            self.most = now
 
     def reset(self) -> None:
-        self.peak, self.held = self.live, 0
+        self.baseline = self.peak = self.live
+        self.held, self.most = 0, {}
+
+    def memory(self, optimizer: torch.optim.Optimizer | None = None) -> Memory:
+        state = {} if optimizer is None else _sizes([*optimizer.state.values()])
+        gradients = sum(self._gradients().values())
+        static = {PARAMETERS: self._weights, GRADIENTS: gradients, OPTIMIZER: sum(state.values())}
+        return Memory({**static, **self.most}, self.peak, self.held, self.baseline)
+
+    def _gradients(self) -> dict[int, int]:
+        return _sizes([parameter.grad for parameter in self._model.parameters()])
 
     def _watch(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         if key in self._seen:
+            self._owners[key].add(self._owner)
             return
         size = storage.nbytes()
         self._seen[key] = weakref.ref(storage, lambda _: self._died(key, size))
+        self._owners[key], self._sizes[key] = {self._owner}, size
         self.live += size
         self.peak = max(self.peak, self.live)
 
     def _died(self, key: int, size: int) -> None:
-        del self._seen[key]
+        del self._seen[key], self._owners[key], self._sizes[key]
         self.live -= size
+
+
+class AllocatorBytes(LiveBytes):
+    """On a GPU: kinds as seen by operators, the peak as the caching allocator counts it (untested so far)."""
+
+    def reset(self) -> None:
+        torch.cuda.synchronize()
+        super().reset()
+        torch.cuda.reset_peak_memory_stats()  # to what is allocated now, so that no peak is below it
+        self._allocated = torch.cuda.memory_allocated()
+
+    def memory(self, optimizer: torch.optim.Optimizer | None = None) -> Memory:
+        torch.cuda.synchronize()
+        peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        return super().memory(optimizer)._replace(peak=peak, baseline=self._allocated, reserved=reserved)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -94,3 +189,21 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         self.meter.watch(out)
         return out
+
+
+def meter_of(model: nn.Module) -> LiveBytes:
+    """What measures the bytes of a rank with this model."""
+    on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+    return AllocatorBytes(model) if on_gpu else LiveBytes(model)
+
+
+def storages(value: Any) -> Iterable[torch.UntypedStorage]:
+    """Of the tensors in `value`, one after another; a storage comes as often as tensors share it."""
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+            yield leaf.untyped_storage()
+
+
+def _sizes(value: Any) -> dict[int, int]:
+    """Bytes of each storage in `value`."""
+    return {storage._cdata: storage.nbytes() for storage in storages(value)}

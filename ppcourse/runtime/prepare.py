@@ -91,7 +91,7 @@ def sizes_of(partition: str | Sequence[int], layers: Sequence[nn.Module], num_st
         return partition_layers([float(sum(p.numel() for p in layer.parameters())) for layer in layers], num_stages)
     if isinstance(partition, str):
         raise ValueError(
-            f"There is no partition {partition!r}; it is uniform, parameters, or the layers of each stage."
+            f"There is no partition {partition!r}; it is uniform, parameters, profiled, or the layers of each stage."
         )
     sizes = tuple(partition) if isinstance(partition, list | tuple) else (partition,)
     whole = all(isinstance(size, int) and size >= 1 for size in sizes)

@@ -2,18 +2,19 @@
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ppcourse.analysis.timeline import Span, Timeline
 from ppcourse.runtime.batch import ends_of, reduction_of, split_batch, split_extras
 from ppcourse.runtime.extras import call, check_extras, taken_by
+from ppcourse.runtime.meter import Between, Meter, meter_of
 from ppcourse.runtime.prepare import Model, check_count, check_function, layers_of
-from ppcourse.runtime.result import Result
-from ppcourse.runtime.stage import LossFunction, check_loss, seed_for
+from ppcourse.runtime.result import Result, bytes_of
+from ppcourse.runtime.stage import End, LossFunction, check_loss, seed_for
 from ppcourse.schedules.action import Action, Op
 
 
@@ -27,12 +28,14 @@ def reference_step(
     extras: Mapping[str, Any] | None = None,
     reduction: str | None = None,
     weight: Callable[[Any], float] | None = None,
+    memory: bool = False,
     seed: int = 0,
 ) -> Result:
     """One training step of the whole model on a copy of it, in this process, `m` microbatches one after another.
 
     The same arguments, errors and result as `run`, without ranks, links or a schedule. With m=1 the batch is
-    not split at all. The caller's model and random state stay as they are.
+    not split at all. With `memory`, bytes are measured too: what one process holds without a pipeline. The caller's
+    model and random state stay as they are.
     """
     check_count(m, "m, the number of microbatches,")
     kind = reduction_of(check_function(loss_fn, "loss_fn", "torch.nn.functional.cross_entropy"), reduction)
@@ -41,21 +44,44 @@ def reference_step(
     more = split_extras(check_extras(extras, list(whole)), m, inputs)
     takes = [taken_by([layer]) for layer in whole]
     whole.zero_grad(set_to_none=True)
+    meter = meter_of(whole) if memory else Meter()
+    meter.reset()
     spans, total, zero = [], 0.0, time.perf_counter()
     with torch.random.fork_rng(devices=[]):
         for i, (x, end) in enumerate(zip(xs, ends_of(ys, kind, weight), strict=True)):
+            meter.turn_to((0, i))
             began = time.perf_counter() - zero
-            for number, layer in enumerate(whole):
-                seed_for(seed, 0, number, i)
-                x = call(number, layer, x, takes[number], more[i])
-            loss = loss_fn(x, end.target)
-            check_loss(loss)
+            with meter:
+                loss = _loss(whole, x, end, loss_fn, (seed, i), takes, more[i])
             between = time.perf_counter() - zero
-            loss = loss * end.scale if end.scale else torch.zeros_like(loss.detach())  # as a stage does
-            if loss.requires_grad:
-                torch.autograd.backward(loss)
+            meter.boundary(Between(stashed=[(0, i)]))
+            with meter:
+                if loss.requires_grad:
+                    torch.autograd.backward(loss)
             total += float(loss.detach().double())
+            del loss
+            meter.boundary()
             spans += [Span(0, Action(0, Op.F, i), began, between)]
             spans += [Span(0, Action(0, Op.B, i), between, time.perf_counter() - zero)]
     grads = {name: weight.grad for name, weight in whole.named_parameters()}
-    return Result(total, grads, Timeline("reference", 1, tuple(spans), "measured"), peak_in_flight=(1.0,))
+    timeline = Timeline("reference", 1, tuple(spans), "measured")
+    return Result(total, grads, timeline, peak_in_flight=(1.0,), **bytes_of("reference", [meter.memory()]))
+
+
+def _loss(
+    whole: nn.Sequential,
+    x: Any,
+    end: End,
+    loss_fn: LossFunction,
+    source: tuple[int, int],
+    takes: Sequence[frozenset[str]],
+    extras: dict[str, Any],
+) -> Tensor:
+    """What a microbatch's loss counts in that of the batch; random numbers come from seed and microbatch."""
+    seed, i = source
+    for number, layer in enumerate(whole):
+        seed_for(seed, 0, number, i)
+        x = call(number, layer, x, takes[number], extras)
+    loss = loss_fn(x, end.target)
+    check_loss(loss)
+    return loss * end.scale if end.scale else torch.zeros_like(loss.detach())  # as a stage does

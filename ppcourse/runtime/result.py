@@ -6,7 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ppcourse.analysis.ledger import Ledger
 from ppcourse.analysis.timeline import Timeline
+from ppcourse.runtime.meter import Memory
 
 
 @dataclass(frozen=True)
@@ -17,8 +19,11 @@ class Result:
     grads            {name in nn.Sequential(*layers).named_parameters(): gradient, None where there is none}
     timeline         when each action ran (measured, or paced), seconds from the first start
     peak_in_flight   for each rank, the most it held, in microbatches of one rank's full activation
-    peak_bytes       for each rank, the most bytes alive, weights and gradients included; None unless memory=True
+    ledger           for each rank, bytes by kind; None unless memory=True, as are all bytes that follow
+    peak_bytes       for each rank, the most bytes alive (a GPU: allocated), weights and gradients included
     held_bytes       for each rank, the most bytes held between two actions, weights and gradients left out
+    baseline_bytes   for each rank, bytes alive as the step began
+    reserved_bytes   for each rank, the most that a GPU's allocator had reserved; None on the CPU, which has none
     messages         how many crossed from rank to rank, and message_bytes how many bytes they had
     device, link     what ran it and what carried its messages, with the reason
     """
@@ -27,8 +32,11 @@ class Result:
     grads: dict[str, Tensor | None] = field(repr=False)
     timeline: Timeline
     peak_in_flight: tuple[float, ...]
+    ledger: Ledger | None = None
     peak_bytes: tuple[int, ...] | None = None
     held_bytes: tuple[int, ...] | None = None
+    baseline_bytes: tuple[int, ...] | None = None
+    reserved_bytes: tuple[int, ...] | None = None
     messages: int = 0
     message_bytes: int = 0
     device: str = "cpu"
@@ -51,7 +59,7 @@ class Training:
     losses, norms    one a step: the loss, and the norm of all gradients before clipping
     step_times       seconds from the first action of each step to the last
     state_dict       the trained weights and buffers, for nn.Sequential(*layers).load_state_dict
-    timeline, peak_in_flight, peak_bytes, held_bytes, messages, message_bytes: as in Result, of the last step
+    timeline, peak_in_flight, ledger, bytes, messages: as in Result, of the last step
     """
 
     losses: Sequence[float]
@@ -60,9 +68,27 @@ class Training:
     state_dict: Mapping[str, Tensor] = field(repr=False)
     timeline: Timeline
     peak_in_flight: tuple[float, ...]
+    ledger: Ledger | None
     peak_bytes: tuple[int, ...] | None
     held_bytes: tuple[int, ...] | None
+    baseline_bytes: tuple[int, ...] | None
+    reserved_bytes: tuple[int, ...] | None
     messages: int
     message_bytes: int
     device: str
     link: str
+
+
+def bytes_of(name: str, measured: Sequence[Memory | None]) -> dict[str, Any]:
+    """What the ranks measured, under the names of a Result."""
+    memories = [memory for memory in measured if memory]
+    if not memories:
+        return dict.fromkeys(("ledger", "peak_bytes", "held_bytes", "baseline_bytes", "reserved_bytes"))
+    reserved = tuple(memory.reserved for memory in memories)
+    return {
+        "ledger": Ledger(name, tuple(memory.kinds for memory in memories), "measured"),
+        "peak_bytes": tuple(memory.peak for memory in memories),
+        "held_bytes": tuple(memory.held for memory in memories),
+        "baseline_bytes": tuple(memory.baseline for memory in memories),
+        "reserved_bytes": None if None in reserved else reserved,
+    }

@@ -26,6 +26,7 @@ from ppcourse.runtime.prepare import (
     layers_of,
     resolve_plan,
 )
+from ppcourse.runtime.profile import partition_by_profile
 from ppcourse.runtime.result import Training
 from ppcourse.runtime.session import Session, session
 from ppcourse.runtime.stage import LossFunction
@@ -55,6 +56,7 @@ def train(
     pace: Costs | None = None,
     memory: bool = False,
     recompute: bool = False,
+    keep_sent: bool = False,
     seed: int = 0,
     timeout: float = 60.0,
     progress: bool = True,
@@ -74,13 +76,10 @@ def train(
     other arguments and the errors are those of `run`.
     """
     resolved = check_trains(resolve_plan(plan, p, m, v))
-    made = cut(resolved, model, partition)
     carrier = check_options(resolved, device, link, pace, timeout)
     check_function(optimizer, "optimizer", "torch.optim.SGD or functools.partial(torch.optim.AdamW, lr=1e-3)")
     kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
     check_count(steps, "steps")
-    check_weights(made, loss_fn)
-    copied = check_statistics(made)
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"clip_norm is {clip_norm!r}; it is a number above 0, or None for no limit.")
 
@@ -89,11 +88,25 @@ def train(
     first = next(coming, None)  # looked at before a rank starts
     if first is None:
         raise ValueError("There is no batch; batches must have at least one pair (inputs, targets).")
+    x, y = first.inputs[0], first.ends[0].target
+    made = cut(resolved, model, partition_by_profile(partition, resolved, model, x, y, loss_fn))
+    check_weights(made, loss_fn)
+    copied = check_statistics(made)
 
     def job(rank: int) -> Job:
-        trainer = Trainer(optimizer, clip_norm, made.ties(rank))
+        owns = Trainer(optimizer, clip_norm, made.ties(rank))
         return Job(
-            resolved, made.of_rank(rank), loss_fn, pace, memory, recompute, seed, trainer, copied=copied, link=carrier
+            resolved,
+            made.of_rank(rank),
+            loss_fn,
+            pace,
+            memory,
+            recompute,
+            seed,
+            owns,
+            keep_sent,
+            copied=copied,
+            link=carrier,
         )
 
     log, wrong = _Log(carrier), None

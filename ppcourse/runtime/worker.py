@@ -14,7 +14,7 @@ from ppcourse.runtime.interpreter import Interpreter
 from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.link import GlooLink, Link
 from ppcourse.runtime.look import look
-from ppcourse.runtime.meter import LiveBytes, Meter
+from ppcourse.runtime.meter import Meter, meter_of
 from ppcourse.runtime.shared import Peer, SharedLink
 from ppcourse.runtime.stage import End, Stage
 from ppcourse.schedules.schedule import Schedule
@@ -42,7 +42,7 @@ class Worker:
             self.model.eval()
         if job.trainer:
             job.trainer.open(self.model)
-        self.meter = LiveBytes(self.model) if job.memory else Meter()
+        self.meter = meter_of(self.model) if job.memory else Meter()
         self.follow(job.plan)
 
     def follow(self, plan: Schedule) -> None:
@@ -57,6 +57,7 @@ class Worker:
         else:
             self.link = SharedLink(plan, self.rank, self.peers, latency)
         self.interpreter = Interpreter(plan, self.rank, self.stages, self.link, clock, self.board, self.meter)
+        self.interpreter.keep_sent = self.job.keep_sent
 
     def step(self, inputs: dict[int, Any], ends: dict[int, End], extras: dict[int, dict[str, Any]]) -> Report:
         """One step: every action of the row."""
@@ -73,7 +74,6 @@ class Worker:
             step = self.interpreter.run(inputs, ends)
             self.link.finish()
         self.step_number += 1
-        measured = self.job.memory
         return Report(
             loss=float(sum(loss.double() for stage in stages for loss in stage.losses)),
             outputs=step.outputs,
@@ -81,8 +81,7 @@ class Worker:
             peak_held=step.peak_held,
             messages=self.link.sent_messages,
             message_bytes=self.link.sent_bytes,
-            peak_bytes=self.meter.peak if measured else None,
-            held_bytes=self.meter.held if measured else None,
+            memory=self.meter.memory(self.job.trainer.made if self.job.trainer else None),
         )
 
     def update(self) -> float:

@@ -1,0 +1,149 @@
+"""Passing one microbatch through stages in this process, one stage after another, to time and to weigh them.
+
+A round goes forward through all stages, then back with I, then with W. What is timed is the CPU time of one thread, as
+ranks have one: what else the machine does does not count, nor what a layer waits for.
+
+Weighed is each stage alone: it gets copies of what it was given, so that what is alive afterwards is what it keeps, and
+nothing else.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from ppcourse.runtime.meter import ACTIVATIONS, KEPT_FOR_W, Between, LiveBytes
+from ppcourse.runtime.stage import End, LossFunction, Stage, as_inputs, tensors_of
+
+MOST_ROUNDS = 50
+
+
+class Kept(NamedTuple):
+    """Bytes of one microbatch: kept from F until B or I, from I until W, and handed on."""
+
+    stashed: int
+    kept_for_w: int
+    boundary: int
+
+
+class Rounds:
+    """Passes through layers of which nobody else has need."""
+
+    def __init__(
+        self, layers: Sequence[nn.Module], inputs: Any, targets: Any, loss_fn: LossFunction | None, seed: int = 0
+    ) -> None:
+        for layer in layers:
+            layer.zero_grad(set_to_none=True)
+        self.layers, self.loss_fn, self.seed = layers, loss_fn, seed
+        self.inputs = _copy(inputs)  # of their own, and not a part of the batch
+        self.end = None if loss_fn is None else End(_copy(targets), 1.0)
+
+    def times(self, budget: float) -> tuple[list[tuple[float, float, float]], int]:
+        """For each layer the medians of F, I and W, seconds of CPU time, and of how many rounds; one more warms up."""
+        stages = self._stages([1] * len(self.layers))
+        rounds: list[list[tuple[float, float, float]]] = []
+        began = time.perf_counter()
+        with _as_on_ranks():
+            while len(rounds) < 2 or (len(rounds) <= MOST_ROUNDS and time.perf_counter() - began < budget):
+                rounds.append(self._round(stages))
+        by_layer = zip(*rounds[1:], strict=True)
+        medians = [tuple(map(statistics.median, zip(*laps, strict=True))) for laps in by_layer]
+        return [(f, i, w) for f, i, w in medians], len(rounds) - 1
+
+    def weigh(self, sizes: Sequence[int], recompute: bool = False) -> list[Kept]:
+        """What each stage of so many layers keeps."""
+        stages = self._stages(sizes, recompute)
+        with _as_on_ranks():
+            came = [self.inputs]
+            for stage in stages[:-1]:
+                came.append(as_inputs(stage.forward(0, came[-1])))
+                stage.stash.clear()
+            kept, grads = [], None
+            for number, stage in reversed([*enumerate(stages)]):
+                weight, grads = self._weighed(number, stage, came.pop(), grads, last=stage is stages[-1])
+                kept.append(weight)
+        return kept[::-1]
+
+    def _stages(self, sizes: Sequence[int], recompute: bool = False) -> list[Stage]:
+        numbered = iter(enumerate(self.layers))
+        cut = [dict(next(numbered) for _ in range(size)) for size in sizes]
+        last = len(sizes) - 1
+        return [Stage(x, self.loss_fn if s == last else None, self.seed, recompute) for s, x in enumerate(cut)]
+
+    def _round(self, stages: Sequence[Stage]) -> list[tuple[float, float, float]]:
+        value, forward, back, later = self.inputs, [], [], []
+        for stage in stages:
+            end = self.end if stage is stages[-1] else None
+            output, seconds = _timed(partial(stage.forward, 0, value, end, split=True))
+            forward.append(seconds)
+            value = as_inputs(output)
+        grads = self._first_gradients(value)
+        for stage in reversed(stages):
+            grads, seconds = _timed(partial(stage.input_grad, 0, grads))
+            back.append(seconds)
+        for stage in reversed(stages):
+            later.append(_timed(partial(stage.weight_grad, 0))[1])
+            stage.losses.clear()
+        return list(zip(forward, back[::-1], later[::-1], strict=True))
+
+    def _weighed(
+        self, number: int, stage: Stage, given: Any, grads: Sequence[Tensor | None] | None, last: bool
+    ) -> tuple[Kept, list[Tensor | None]]:
+        """What a stage keeps, and the gradients of what it was given."""
+        owner, meter = (number, 0), LiveBytes(nn.ModuleList(stage.layers.values()))
+        meter.turn_to(owner)
+        given = as_inputs(_copy(given))
+        if number:  # the batch is there anyway
+            meter.watch(given)
+        with meter:
+            output = stage.forward(0, given, self.end if last else None, split=True)
+        grads = self._first_gradients(output) if last else grads
+        boundary = sum(x.numel() * x.itemsize for x in tensors_of(output))
+        del given, output
+        meter.boundary(Between(stashed=[owner]))
+        stashed = meter.most[ACTIVATIONS]
+        grads = _copy(grads)
+        meter.watch(grads)
+        with meter:
+            found = stage.input_grad(0, grads)
+        back = _copy(found)
+        del grads, found
+        meter.reset()
+        meter.boundary(Between(owed=[owner]))
+        stage.weight_grad(0)
+        return Kept(int(stashed), int(meter.most[KEPT_FOR_W]), boundary), back
+
+    def _first_gradients(self, output: Any) -> list[Tensor | None] | None:
+        """Where backward begins: at the loss, or else with ones."""
+        if self.end is not None:
+            return None
+        return [torch.ones_like(x) if x.requires_grad else None for x in tensors_of(output)]
+
+
+@contextmanager
+def _as_on_ranks() -> Iterator[None]:
+    """One thread, gradients on; random numbers and threads of the caller are as before afterwards."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    began = time.thread_time()
+    result = work()
+    return result, time.thread_time() - began
+
+
+def _copy(value: Any) -> Any:
+    """Tensors of their own, which require a gradient where the others do."""
+    return tree_map(lambda x: x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x, value)

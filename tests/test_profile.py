@@ -1,0 +1,244 @@
+"""A profile finds the heavy layer, weighs what a stage keeps, changes nothing, and never stops a run."""
+
+import time
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from strategies import refused
+from toys import assert_same, by_value, classifier, rows_of
+
+import ppcourse as pp
+from ppcourse.runtime.models import gpt
+from ppcourse.runtime.profile import partition_by_profile
+
+by_value(__name__)
+ROWS, WIDTH = 4, 64
+ACTIVATION = ROWS * WIDTH * 4
+
+
+class Work(torch.autograd.Function):
+    """Burns CPU time forward, and twice that backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        burn(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        burn(2 * ctx.seconds)
+        return grads[0], None
+
+
+class Heavy(torch.nn.Module):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Work.apply(x, self.seconds)
+
+
+class Split(torch.nn.Module):
+    """Hands on a tuple: what a skip connection over layers is, in a model that is a chain."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, 2 * x
+
+
+class Join(torch.nn.Module):
+    def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return pair[0] + pair[1]
+
+
+class Skip(torch.nn.Module):
+    """Finds what an earlier layer has left for it, but only within a whole model's forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("skip")
+
+
+def burn(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def linear() -> torch.nn.Linear:
+    return torch.nn.Linear(WIDTH, WIDTH)
+
+
+def rows() -> torch.Tensor:
+    return torch.ones(ROWS, WIDTH)
+
+
+def test_the_time_of_each_layer_and_op() -> None:
+    layers = [linear(), Heavy(0.002), Heavy(0.008), linear()]
+    found = pp.profile(layers, rows(), budget=0.1)
+    small, light, heavy, _ = found.layers
+    assert light.forward >= 0.002
+    assert light.input_grad >= 0.004  # nothing is left for W: no weights
+    assert heavy.forward >= 0.008
+    assert heavy.input_grad >= 0.016
+    assert heavy.weight_grad < heavy.forward
+    assert small.time > 0
+    assert found.times[2] == max(found.times) == heavy.time
+    assert found.rounds >= 1
+
+
+def test_the_loss_belongs_to_the_last_layer() -> None:
+    def slow_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        burn(0.005)
+        return F.mse_loss(output, target)
+
+    with_loss, without = (pp.profile([linear(), linear()], rows(), rows(), fn, budget=0.0) for fn in (slow_loss, None))
+    assert with_loss.layers[1].forward > 0.005
+    assert with_loss.layers[0].stashed == without.layers[0].stashed
+    assert with_loss.layers[1].stashed > without.layers[1].stashed
+
+
+def test_weights_and_bytes_of_each_layer_by_hand() -> None:
+    layers = [linear(), torch.nn.Tanh(), linear(), torch.nn.ReLU()]
+    found = pp.profile(layers, rows(), budget=0.0)
+    assert [layer.parameters for layer in found.layers] == [WIDTH * WIDTH + WIDTH, 0, WIDTH * WIDTH + WIDTH, 0]
+    assert [layer.boundary for layer in found.layers] == [ACTIVATION] * 4
+    # the batch is there anyway; the others keep what they got, tanh and relu also what they make of it
+    assert [layer.stashed for layer in found.layers] == [0, 2 * ACTIVATION, ACTIVATION, 2 * ACTIVATION]
+    # W of a linear layer needs its input, which the first one has from the batch, and the gradient of its output
+    assert [layer.kept_for_w for layer in found.layers] == [ACTIVATION, 0, 2 * ACTIVATION, 0]
+
+
+def test_what_a_stage_hands_on_inside_it_keeps_once() -> None:
+    found = pp.profile([linear(), torch.nn.Tanh(), linear(), torch.nn.ReLU()], rows(), budget=0.0)
+    # of one stage: tanh keeps its output, which the linear layer after it keeps too, and relu its own
+    assert found.sizes([4]).of("stashed", 1) == (2 * ACTIVATION,)
+    assert found.sizes([2, 2]).of("stashed", 2) == (ACTIVATION, 2 * ACTIVATION)
+    assert found.sizes([2, 2], recompute=True).of("stashed", 2) == (0, ACTIVATION)
+    assert found.sizes([2, 2]).of("boundary", 2) == (ACTIVATION, ACTIVATION)
+
+
+def test_costs_of_stages_are_those_of_their_layers() -> None:
+    found = pp.profile([linear(), linear(), linear()], rows(), budget=0.0)
+    costs = found.costs([1, 2], comm=0.5)
+    a, b, c = found.layers
+    assert costs.forward == (a.forward, b.forward + c.forward)
+    assert costs.weight_grad == (a.weight_grad, b.weight_grad + c.weight_grad)
+    assert costs.comm == 0.5
+    again = found.costs([1, 2], recompute=True)
+    assert again.input_grad == (a.input_grad + a.forward, b.input_grad + c.input_grad + b.forward + c.forward)
+    with refused("The partition (1, 1) does not cut 3 layers into stages of at least one."):
+        found.costs([1, 1])
+
+
+def test_it_prints_as_a_table() -> None:
+    found = pp.profile([linear(), torch.nn.Tanh()], rows(), budget=0.0)
+    first, head, one, two = str(found).splitlines()
+    assert first == "one microbatch; times in ms, medians of 1; sizes in bytes"
+    assert head.split() == ["layer", "F", "I", "W", "parameters", "stashed", "kept", "for", "W", "boundary"]
+    assert one.split()[:2] == ["0", "Linear"]
+    assert two.split()[-4:] == ["0", "2,048", "0", "1,024"]
+
+
+def test_model_random_state_and_threads_stay_as_they_are() -> None:
+    model = torch.nn.Sequential(linear(), torch.nn.BatchNorm1d(WIDTH), torch.nn.Dropout())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    pp.profile(model, torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0)), budget=0.0)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.get_num_threads() == threads
+
+
+def test_the_budget_ends_it() -> None:
+    began = time.thread_time()
+    found = pp.profile([linear(), Heavy(0.01)], rows(), budget=0.2)
+    spent = time.thread_time() - began
+    assert found.rounds < 10
+    assert spent < 1.0  # a round is 0.03 s, and weighing two
+    assert pp.profile([linear()], rows(), budget=0.0).rounds == 1
+
+
+def test_tuples_are_handed_on() -> None:
+    found = pp.profile([linear(), Split(), Join()], rows(), budget=0.0)
+    assert found.rounds == 1
+    assert found.layers[1].boundary == 2 * ACTIVATION
+
+
+def test_a_layer_that_raises_leaves_weights_to_go_by() -> None:
+    layers = [linear(), torch.nn.Linear(WIDTH, 3 * WIDTH), Skip()]
+    with pytest.warns(
+        UserWarning, match=r"could not be profiled, so weights are counted instead \(KeyError: 'skip'\)\."
+    ):
+        found = pp.profile(layers, rows())
+    assert found.rounds == 0
+    assert found.times == tuple(3.0 * n for n in (WIDTH * WIDTH + WIDTH, 3 * (WIDTH * WIDTH + WIDTH), 0))
+    assert "not measured: in proportion to weights" in str(found)
+    with refused("This profile could not run the model, so it knows no bytes."):
+        found.sizes([1, 2])
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must be an nn\.Sequential"):
+        pp.profile(linear(), rows())
+
+
+# partitions by profile
+
+
+def test_a_run_can_be_cut_by_a_profile() -> None:
+    layers = [linear(), *[Heavy(0.0005) for _ in range(4)], Heavy(0.004)]
+    inputs = torch.ones(2 * ROWS, WIDTH)
+    plan = pp.build("1f1b", 2, 2)
+    assert partition_by_profile("profiled", plan, layers, inputs, inputs, F.mse_loss) == (5, 1)
+    assert partition_by_profile("uniform", plan, layers, inputs, inputs, F.mse_loss) == "uniform"
+    result = pp.run(plan, layers, inputs, inputs, loss_fn=F.mse_loss, partition="profiled")
+    spans = [span for span in result.timeline.spans if str(span.action)[1] == "F" and span.action.stage == 1]
+    alone = pp.run(plan, layers, inputs, inputs, loss_fn=F.mse_loss, partition=(5, 1))
+    assert_same(result, alone)
+    assert len(spans) == 2
+
+
+def test_ranks_with_several_stages_are_balanced_together() -> None:
+    """Stages 0 and 3 of v-half share a rank, so its first stage is small where the last one is heavy."""
+    layers = [*[Heavy(0.002) for _ in range(6)], Heavy(0.006)]
+    inputs = torch.ones(ROWS, WIDTH, requires_grad=True)
+    plan = pp.build("v-half", 2, 4)
+    sizes = partition_by_profile("profiled", plan, layers, inputs, inputs, F.mse_loss)
+    busy = [0.0, 0.0]
+    costs = iter([2.0] * 6 + [6.0])
+    for stage, size in enumerate(sizes):
+        busy[plan.rank_of(stage, 0)] += sum(next(costs) for _ in range(size))
+    assert max(busy) == 10  # of 18, in pieces of 2
+
+
+def test_a_model_that_cannot_be_profiled_still_runs_and_one_that_fails_says_so_itself() -> None:
+    inputs, targets = rows_of(8)
+    task = {"p": 2, "m": 2, "loss_fn": F.cross_entropy, "partition": "profiled"}
+    with pytest.warns(UserWarning, match="weights are counted instead"), pytest.raises(pp.RankError, match="skip"):
+        pp.run("1f1b", [*classifier(), Skip()], inputs, targets, **task)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        done = pp.train(
+            "1f1b", classifier(), [(inputs, targets)], steps=1, optimizer=torch.optim.SGD, progress=False, **task
+        )
+        seen = pp.evaluate("1f1b", classifier(), inputs, targets, **task)
+    assert done.losses[0] == pytest.approx(seen.loss)
+
+
+def test_too_many_stages_are_refused_as_ever() -> None:
+    inputs, targets = rows_of(8)
+    with pytest.raises(ValueError, match="The plan has 8 stages, but the model has 6 layers"):
+        pp.run("1f1b", classifier(), inputs, targets, p=8, m=2, loss_fn=F.cross_entropy, partition="profiled")
+
+
+def test_the_heavy_head_of_a_gpt_is_found() -> None:
+    model = gpt(layers=4, width=32, vocab=2**16, context=16)
+    tokens = torch.randint(2**16, (4, 16), generator=torch.Generator().manual_seed(0))
+    found = pp.profile(model, tokens, budget=0.3)
+    assert found.times[-1] == max(found.times)
+    assert pp.partition(found.times, 2) == (5, 1)
