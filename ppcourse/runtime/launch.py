@@ -159,15 +159,7 @@ def evaluate(
     made = cut(resolved, model, partition_by_profile(partition, resolved, model, *first, judge))
 
     def job(rank: int) -> Job:
-        return Job(
-            resolved,
-            made.of_rank(rank),
-            judge,
-            pace,
-            seed=seed,
-            training=False,
-            link=carrier,
-        )
+        return Job(resolved, made.of_rank(rank), judge, pace, seed=seed, training=False, link=carrier)
 
     with session(made, job, timeout) as ranks:
         reports = ranks.step(batch)

@@ -74,7 +74,7 @@ def _loss(
     end: End,
     loss_fn: LossFunction,
     source: tuple[int, int],
-    takes: Sequence[frozenset[str]],
+    takes: Sequence[set[str]],
     extras: dict[str, Any],
 ) -> Tensor:
     """What a microbatch's loss counts in that of the batch; random numbers come from seed and microbatch."""

@@ -95,19 +95,14 @@ def train(
 
     def job(rank: int) -> Job:
         owns = Trainer(optimizer, clip_norm, made.ties(rank))
-        return Job(
-            resolved,
-            made.of_rank(rank),
-            loss_fn,
-            pace,
-            memory,
-            recompute,
-            seed,
-            owns,
-            keep_sent,
-            copied=copied,
-            link=carrier,
-        )
+        how: dict[str, Any] = {
+            "pace": pace,
+            "memory": memory,
+            "recompute": recompute,
+            "keep_sent": keep_sent,
+            "seed": seed,
+        }
+        return Job(resolved, made.of_rank(rank), loss_fn, trainer=owns, copied=copied, link=carrier, **how)
 
     log, wrong = _Log(carrier), None
     with session(made, job, timeout) as ranks, tqdm(total=steps, disable=not progress, unit="step") as bar:
