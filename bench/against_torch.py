@@ -2,24 +2,25 @@
 
 Same models, same plans, as many ranks, one thread each, gloo for torch. Both sides keep their ranks between steps and
 take turns, so that what else the machine does falls on both. Prints a Markdown table; read the load before the numbers.
+On a machine that others use too, `chrt -r 1 python bench/against_torch.py` puts both sides before them (Linux, root).
 """
 
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_side import TorchRanks, Work
+from torch_side import TorchRanks, Work, first_step
 
 import ppcourse as pp
 from ppcourse.runtime import ranks
@@ -37,27 +38,10 @@ PACED_TURNS, REAL_TURNS, STARTS = (2, 2, 1) if QUICK else (5, 9, 3)
 FORWARD = 0.010  # seconds of a rank's F, I and W of one microbatch; B lasts 20 ms
 WIDTH = 64
 LAYERS, GPT_WIDTH, CONTEXT, ROWS = 8, 512, 64, 2  # 25 million parameters; rows in a microbatch
+REAL_M = 4 if QUICK else 8
 MB = 1e6
 
-TORCHS_START = """
-import sys, time
-import torch, torch.distributed as dist, torch.multiprocessing as mp
-from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
-def rank_main(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
-    stage = PipelineStage(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), rank, 4, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, 8, loss_fn=nn.functional.mse_loss)
-    x = torch.randn(16, 64)
-    schedule.step(*([x] if rank == 0 else []), **({"target": x} if rank == 3 else {}))
-    print(time.perf_counter(), flush=True)
-
-if __name__ == "__main__":
-    print(time.perf_counter(), flush=True)
-    mp.spawn(rank_main, (sys.argv[1],), nprocs=4)
-"""
+Step: TypeAlias = Callable[[], tuple[list[Report], Session]]
 
 
 def main() -> None:
@@ -87,7 +71,7 @@ def compared(what: str, ours: float, torchs: float, unit: str, wanted: float, di
 
 
 @contextmanager
-def ours(work: Work, memory: bool = False) -> Iterator[Callable[[], tuple[list[Report], Session]]]:
+def ours(work: Work, memory: bool = False) -> Iterator[Step]:
     """Our ranks with the model on them: a function that takes a step."""
     plan = work.plan
     stages = work.model()
@@ -143,47 +127,46 @@ def paced(torchs: TorchRanks, name: str, p: int, m: int, v: int) -> None:
     compared(what, 1e3 * statistics.median(mine), 1e3 * statistics.median(theirs), "ms", 0.5)
 
 
-def real(torchs: TorchRanks, p: int = 2, m: int = 8) -> None:
+def real(torchs: TorchRanks, p: int = 2) -> None:
     """A GPT on two ranks: time, memory, and how close to what one process needs for the parts."""
-    work = Work("1f1b", p, m, 1, gpt_stages, partial(text, m), text_loss)
-    own = ranks.pool_of(p).processes
-    before_ours, before_torch = resident(own), resident(torchs.processes)
-    torchs.load(work)
-    parts = Parts(work)
-    mine, theirs, best = [], [], []
-    with ours(work) as step:
-        step()
-        forget_peaks([*own, *torchs.processes])
-        for turn in range(REAL_TURNS):
-            best.append(parts.best_makespan())
-            for ask in (0, 1) if turn % 2 else (1, 0):
-                if ask:
-                    reports, ranks_at_work = step()
-                    mine.append(ranks_at_work.timeline(reports).makespan)
-                else:
-                    timeline, loss = torchs.step()
-                    theirs.append(timeline.makespan)
-        assert abs(sum(report.loss for report in reports) - loss) < 1e-4, "both must do the same"
-        grown_ours = growth(own, before_ours)
-        grown_torch = growth(torchs.processes, before_torch)
+    work = Work("1f1b", p, REAL_M, 1, gpt_stages, partial(text, REAL_M), text_loss)
     millions = sum(weight.numel() for stage in work.model() for weight in stage.parameters()) / 1e6
-    what = f"GPT of {millions:.0f} M parameters, 1f1b p={p} m={m}: "
-    ours_s, torch_s, best_s = (statistics.median(seconds) for seconds in (mine, theirs, best))
-    compared(what + "a step", 1e3 * ours_s, 1e3 * torch_s, "ms", 1.02, 0)
-    row(
-        what + f"a step over the best possible, {1e3 * best_s:.0f} ms, from the parts in one process",
-        f"{ours_s / best_s:.3f}",
-        f"{torch_s / best_s:.3f}",
-        "",
-        "",
-    )
+    what = f"GPT of {millions:.0f} M parameters, 1f1b p={p} m={REAL_M}: "
+    both = Memory(ranks.pool_of(p).processes), Memory(torchs.processes)
+    torchs.load(work)
+    with ours(work) as step:
+        mine, theirs, best = (statistics.median(seconds) for seconds in real_turns(work, torchs, step, both))
+        grown = [memory.growth() for memory in both]
+    compared(what + "a step", 1e3 * mine, 1e3 * theirs, "ms", 1.02, 0)
+    over = f"a step ÷ the best possible, {1e3 * best:.0f} ms, simulated from the parts in one process"
+    row(what + over, f"{mine / best:.3f}", f"{theirs / best:.3f}", f"{mine / theirs:.2f}", "")
     with ours(work, memory=True) as step:
         step()
-        metered = tuple(report.peak_bytes or 0 for report in step()[0])
+        metered = [report.peak_bytes or 0 for report in step()[0]]
     for rank, (one, other) in enumerate(zip(metered, torchs.peak_bytes(), strict=True)):
         compared(what + f"peak of live tensors, rank {rank}", one / MB, other / MB, "MB", 1.0)
-    for rank, (one, other) in enumerate(zip(grown_ours, grown_torch, strict=True)):
+    for rank, (one, other) in enumerate(zip(*grown, strict=True)):
         compared(what + f"growth of the process to its peak, rank {rank}", one / MB, other / MB, "MB", 1.0)
+
+
+def real_turns(work: Work, torchs: TorchRanks, step: Step, both: Iterable["Memory"]) -> tuple[list[float], ...]:
+    """Seconds of steps: ours, torch's, and the best possible in the same turn."""
+    parts = Parts(work)
+    mine, theirs, best = [], [], []
+    step()
+    for memory in both:
+        memory.forget_peak()
+    for turn in range(REAL_TURNS):
+        best.append(parts.best_makespan())
+        for ask in (0, 1) if turn % 2 else (1, 0):
+            if ask:
+                reports, ranks_at_work = step()
+                mine.append(ranks_at_work.timeline(reports).makespan)
+            else:
+                timeline, loss = torchs.step()
+                theirs.append(timeline.makespan)
+    assert abs(sum(report.loss for report in reports) - loss) < 1e-4, "both must compute the same"
+    return mine, theirs, best
 
 
 class Parts:
@@ -217,23 +200,23 @@ class Parts:
         return pp.simulate(self.work.plan, pp.Costs(costs[0], costs[1], 0.0)).makespan
 
 
-def resident(processes: list) -> list[int]:
-    return [psutil.Process(process.pid).memory_info().rss for process in processes]
+class Memory:
+    """What the system says of processes: bytes in memory, from now to the most since the peak was forgotten."""
 
+    def __init__(self, processes: Sequence[BaseProcess]) -> None:
+        self.folders = [Path(f"/proc/{process.pid}") for process in processes]
+        self.before = self._read("VmRSS")
 
-def forget_peaks(processes: list) -> None:
-    for process in processes:
-        Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+    def forget_peak(self) -> None:
+        for folder in self.folders:
+            (folder / "clear_refs").write_text("5")
 
+    def growth(self) -> list[int]:
+        return [peak - before for peak, before in zip(self._read("VmHWM"), self.before, strict=True)]
 
-def growth(processes: list, before: list[int]) -> list[int]:
-    """Bytes from `before` to the most since peaks were forgotten."""
-    grown = []
-    for process, bytes_before in zip(processes, before, strict=True):
-        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-        peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-        grown.append(1024 * peak - bytes_before)
-    return grown
+    def _read(self, name: str) -> list[int]:
+        lines = [line.split() for folder in self.folders for line in (folder / "status").read_text().splitlines()]
+        return [1024 * int(line[1]) for line in lines if line[0] == f"{name}:"]
 
 
 def starts() -> None:
@@ -241,21 +224,12 @@ def starts() -> None:
     mine, theirs = [], []
     x = torch.randn(16, WIDTH)
     for _ in range(STARTS):
-        theirs.append(torchs_start())
+        theirs.append(first_step())
         ranks.close_all()
         began = time.perf_counter()
         pp.run("1f1b", mlp(4), x, x, p=4, m=8, loss_fn=F.mse_loss)
         mine.append(time.perf_counter() - began)
     compared("4 ranks started, and a first step", statistics.median(mine), statistics.median(theirs), "s", 0.1, 2)
-
-
-def torchs_start() -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "start.py"
-        script.write_text(TORCHS_START)
-        done = subprocess.run([sys.executable, str(script), folder], capture_output=True, text=True, check=True)
-    began, *ended = map(float, done.stdout.split())
-    return max(ended) - began
 
 
 if __name__ == "__main__":

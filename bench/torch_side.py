@@ -10,6 +10,8 @@ else that torch does between two actions is taken from the nominal time of the n
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -202,3 +204,34 @@ class TimedStage(PipelineStage):
     def _timed(self, op: Op, microbatch: int, do: Callable[..., Any], args: Any, options: Any) -> Any:
         action = pp.Action(self.stage_index, op, microbatch)
         return self.side.timed(action, lambda: do(microbatch, *args, **options))
+
+
+FIRST_STEP = """
+import sys, time
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+def rank_main(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
+    stage = PipelineStage(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), rank, 4, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, 8, loss_fn=nn.functional.mse_loss)
+    x = torch.randn(16, 64)
+    schedule.step(*([x] if rank == 0 else []), **({"target": x} if rank == 3 else {}))
+    print(time.perf_counter(), flush=True)
+
+if __name__ == "__main__":
+    print(time.perf_counter(), flush=True)
+    mp.spawn(rank_main, (sys.argv[1],), nprocs=4)
+"""
+
+
+def first_step() -> float:
+    """Seconds from none to the end of a first step on four ranks, spawned as torch.multiprocessing does it."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "start.py"
+        script.write_text(FIRST_STEP)
+        done = subprocess.run([sys.executable, str(script), folder], capture_output=True, text=True, check=True)
+    began, *ended = map(float, done.stdout.split())
+    return max(ended) - began
