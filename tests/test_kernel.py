@@ -262,7 +262,7 @@ def test_case_R80_an_interrupt_ends_every_rank_and_the_next_cell_works(kernel: K
 def test_nothing_is_left_when_a_kernel_ends(kernels: list[Kernel], number: int, way: str) -> None:
     """Ranks at work, the process they are forked from, their folder: all gone, whatever ended the kernel."""
     kernel = kernels[number]
-    assert kernel.cell(RUN)["error"] == ""
+    assert kernel.cell(SETUP, RUN)["error"] == ""
     kernel.start(SLOW)
     time.sleep(2)
     family = kernel.family()

@@ -96,6 +96,30 @@ def test_what_has_not_started_leaves_no_process(monkeypatch: pytest.MonkeyPatch)
     assert soon(lambda: set(children_of_the_server()) <= before)
 
 
+TIDY = """
+    import atexit, os
+    import ppcourse.runtime.tidy
+
+    class Heavy:
+        def __del__(self):
+            os.write(1, b"taken apart\\n")
+
+    heavy = Heavy()
+    atexit.register(os.write, 1, b"others first\\n")
+"""
+
+
+def test_the_server_does_not_take_torch_apart_when_it_ends(tmp_path: Path) -> None:
+    """That is a second's work, during which it would outlive the notebook; many seconds on a busy machine."""
+    folder = tmp_path / "socket"
+    folder.mkdir()
+    environment = {**os.environ, server.FOLDER: str(folder)}
+    script = [sys.executable, "-c", textwrap.dedent(TIDY)]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    assert (done.stdout, done.stderr) == ("others first\n", "")
+    assert not folder.exists()
+
+
 def children_of_the_server() -> list[int]:
     return [child.pid for child in psutil.Process().children(recursive=True) if child.name().startswith("python")]
 
