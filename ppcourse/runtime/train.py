@@ -95,14 +95,8 @@ def train(
 
     def job(rank: int) -> Job:
         owns = Trainer(optimizer, clip_norm, made.ties(rank))
-        how: dict[str, Any] = {
-            "pace": pace,
-            "memory": memory,
-            "recompute": recompute,
-            "keep_sent": keep_sent,
-            "seed": seed,
-        }
-        return Job(resolved, made.of_rank(rank), loss_fn, trainer=owns, copied=copied, link=carrier, **how)
+        options = pace, memory, recompute, seed, owns, keep_sent
+        return Job(resolved, made.of_rank(rank), loss_fn, *options, copied=copied, link=carrier)
 
     log, wrong = _Log(carrier), None
     with session(made, job, timeout) as ranks, tqdm(total=steps, disable=not progress, unit="step") as bar:
