@@ -182,10 +182,10 @@ for hop in (0, 0.1, 1):
     print(f"hop {hop:3}: " + ", ".join(f"{name} {step(name, hop).makespan:.1f}" for name in NAMES))
 
 # %% [markdown]
-# 1F1B is slower. The picture for a hop of 1 shows new gaps between its forwards and backwards:
+# 1F1B is slower. With a hop of 1, new gaps appear between its forwards and backwards. Drag the hop to 0 and back; then m.
 
 # %%
-pp.gantt(step("gpipe", 1), step("1f1b", 1))
+pp.explore("gpipe", "1f1b", p=4, m=8, costs=pp.Costs(comm=1))
 
 # %% [markdown]
 # What a small hop adds to the step, divided by that hop, is the number of hops that the step really waits for:
