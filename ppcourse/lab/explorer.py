@@ -118,10 +118,6 @@ def explore(
     Needs a kernel; elsewhere a picture stands in its place. A choice that a schedule cannot have shows a
     sentence. Raises ValueError for an unknown schedule and for costs per stage.
     """
-    costs = costs or Costs()
-    for name in ("forward", "input_grad", "weight_grad"):
-        if isinstance(getattr(costs, name), Sequence):
-            raise ValueError(f"Costs.{name} is a list; a slider needs one number, for all stages.")
     return Explorer(
         {
             "schedule": choice("schedule", list(SCHEDULES), schedule),
@@ -129,17 +125,17 @@ def explore(
             "p": whole("p, ranks", p, 1, MOST_RANKS),
             "m": whole("m, microbatches", m, 1, MOST_MICROBATCHES),
             "v": whole("v, stages a rank", v, 1, 4),
-            **cost_sliders(costs),
+            **cost_sliders(costs or Costs()),
             "letters": tick("in letters"),
         }
     )
 
 
 def cost_sliders(costs: Costs) -> dict[str, Any]:
-    """A slider each for F, I, W and a hop."""
-    return {
-        "forward": real("F", float(costs.forward), 4),  # type: ignore[arg-type]
-        "input_grad": real("I", float(costs.input_grad), 4),  # type: ignore[arg-type]
-        "weight_grad": real("W", float(costs.weight_grad), 4),  # type: ignore[arg-type]
-        "hop": real("a hop", costs.comm, 4),
-    }
+    """A slider each for F, I, W and a hop. Raises ValueError for costs that are given per stage."""
+    labels = {"forward": "F", "input_grad": "I", "weight_grad": "W"}
+    for name in labels:
+        if isinstance(getattr(costs, name), Sequence):
+            raise ValueError(f"Costs.{name} is a list; a slider needs one number, for all stages.")
+    sliders = {name: real(label, float(getattr(costs, name)), 4) for name, label in labels.items()}
+    return {**sliders, "hop": real("a hop", costs.comm, 4)}

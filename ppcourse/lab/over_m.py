@@ -57,7 +57,7 @@ class OverM(Panel):
         here = {name: self._at(name, at) for name in chosen}
         rows = [_row(n, name, here[name]) for n, name in enumerate(chosen)]
         plots = _plot(self.curves, "bubble rate", at, 0) + _plot(self.curves, "holds at most", at, 1)
-        said = "; ".join(_in_words(name, curve) for name, curve in self.curves.items())
+        said = self.in_short()
         chart = (
             f'<svg viewBox="0 0 900 {TOP + HIGH + 22:g}" width="100%" style="max-width:900px" role="img"'
             f' aria-label="Bubble rate and memory over m: {escape(said, quote=True)}" font-family="sans-serif"'
@@ -88,6 +88,9 @@ class OverM(Panel):
         made = Predicted.of(*sizes, costs)
         self._plans[sizes] = made.plan
         return made
+
+    def in_short(self) -> str:
+        return "; ".join(_in_words(name, curve) for name, curve in self.curves.items()) or self.problem
 
     def figure(self) -> Figure:
         figure = Figure(figsize=(9, 2.8), dpi=SCREEN, layout="constrained")

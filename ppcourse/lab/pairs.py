@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from ppcourse.analysis.formulas import dualpipe_bubble_time
 from ppcourse.analysis.simulate import simulate
-from ppcourse.lab.explorer import HEADS, MOST_MICROBATCHES, MOST_RANKS, Predicted, per_stage
+from ppcourse.lab.explorer import HEADS, MOST_MICROBATCHES, MOST_RANKS, Predicted, cost_sliders, per_stage
 from ppcourse.lab.gantt import gantt
 from ppcourse.lab.panel import Drawn, Panel, choice, real, table, whole
 from ppcourse.lab.svg import svg
@@ -98,16 +98,16 @@ def explore_overlap(
     of it. Needs a kernel; elsewhere a picture stands in its place. Raises ValueError for an unknown schedule.
     """
     costs = costs or Costs()
-    times = [float(cost) for cost in (costs.forward, costs.input_grad, costs.weight_grad)]  # type: ignore[arg-type]
-    pair = sum(times) if costs.overlap is None else float(costs.overlap)  # type: ignore[arg-type]
+    sliders = cost_sliders(costs)
+    del sliders["hop"]  # what a stage waits for is in F and B here
+    alone = sum(slider.value for slider in sliders.values())
+    pair = alone if costs.overlap is None else float(costs.overlap)  # type: ignore[arg-type]
     controls: dict[str, Any] = {
-        "pair": real("F&B, a pair", pair, sum(times), 0.05),
+        "pair": real("F&B, a pair", pair, alone, 0.05),
         "schedule": choice("schedule", list(PAIRED), schedule),
         "beside": choice("beside it", [name for name in SCHEDULES if name not in PAIRED], beside),
         "p": whole("p, ranks", p, 2, MOST_RANKS, 2),
         "m": whole("m, microbatches", m, 4, MOST_MICROBATCHES, 2),
-        "forward": real("F", times[0], 4),
-        "input_grad": real("I", times[1], 4),
-        "weight_grad": real("W", times[2], 4),
+        **sliders,
     }
     return Overlap(controls)

@@ -17,6 +17,7 @@ import ipywidgets
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from ppcourse.lab.gantt import Gantt
 from ppcourse.runtime.errors import RankError
 
 EXPECTED = (ValueError, RankError)  # their messages are whole sentences
@@ -104,15 +105,19 @@ class Panel(ipywidgets.VBox):  # type: ignore[misc]
             self.redraw()
 
     def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The widget for who has a kernel, else a picture of it, else its problem or its name."""
+        """The widget for who has a kernel, else a picture of it, else the same in words."""
         data = dict(super()._repr_mimebundle_(**options) or {})
-        data["text/plain"] = f"{type(self).__name__}: {self.problem or 'interactive with a kernel'}"
         picture = self._still()
+        data["text/plain"] = repr(picture) if isinstance(picture, Gantt) else self.in_short()
         buffer = io.BytesIO()
         picture.savefig(buffer, format="png", dpi=PRINT)
         data["image/png"] = base64.b64encode(buffer.getvalue()).decode()
         width, height = (int(inches * SCREEN) for inches in picture.get_size_inches())
-        return data, {"image/png": {"width": width, "height": height}}
+        return data, {"image/png": {"width": width, "height": height, "alt": data["text/plain"].partition("\n")[0]}}
+
+    def in_short(self) -> str:
+        """What a picture that is no Gantt chart shows, in a line."""
+        return self.problem or type(self).__name__
 
     def _still(self) -> Figure:
         try:
@@ -148,8 +153,10 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str = ""
 
 
 def whole(label: str, value: int, least: int, most: int, step: int = 1) -> Any:
-    """A slider of whole numbers."""
-    limits = {"min": min(least, value), "max": max(most, value), "step": step}
+    """A slider of whole numbers. Raises ValueError for a value that is none, or below the least."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{label} is {value!r}; it must be a whole number of at least {least}.")
+    limits = {"min": least, "max": max(most, value), "step": step}
     return ipywidgets.IntSlider(value, description=label, layout=WIDE, style=LABEL, **limits)
 
 
