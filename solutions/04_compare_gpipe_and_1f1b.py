@@ -182,7 +182,8 @@ for hop in (0, 0.1, 1):
     print(f"hop {hop:3}: " + ", ".join(f"{name} {step(name, hop).makespan:.1f}" for name in NAMES))
 
 # %% [markdown]
-# 1F1B is slower. With a hop of 1, new gaps appear between its forwards and backwards. Drag the hop to 0 and back; then m.
+# 1F1B is slower. With a hop of 1, new gaps appear between its forwards and backwards. Drag the hop to 0 and back,
+# then drag m.
 
 # %%
 pp.explore("gpipe", "1f1b", p=4, m=8, costs=pp.Costs(comm=1))
