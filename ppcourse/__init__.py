@@ -4,7 +4,7 @@
     analysis    how long, how much                   simulate, Timeline, critical_path, gaps, formulas,
                                                      in_flight, ledger, partition, choose
     runtime     doing it, on real ranks              run, train, evaluate, profile, reference_step
-    lab         what a learner sees                  gantt, grade, on_ranks, doctor
+    lab         what a learner sees                  gantt, grade, on_ranks, doctor, explore, draw_schedule
 
     plan = build("1f1b", p=4, m=8) ──► simulate(plan, costs) ──► Timeline (predicted) ──┐
               └──────────────────────► run(plan, model, data) ─► Timeline (measured) ───┴─► gantt
@@ -52,10 +52,14 @@ from ppcourse.schedules.validate import validate as validate
 
 if TYPE_CHECKING:
     from ppcourse.lab.doctor import doctor as doctor
+    from ppcourse.lab.draw import draw_schedule as draw_schedule
     from ppcourse.lab.exercises import grade as grade
+    from ppcourse.lab.explorer import explore as explore
     from ppcourse.lab.gantt import gantt as gantt
     from ppcourse.lab.gantt_text import gantt_text as gantt_text
     from ppcourse.lab.on_ranks import on_ranks as on_ranks
+    from ppcourse.lab.over_m import explore_m as explore_m
+    from ppcourse.lab.pairs import explore_overlap as explore_overlap
     from ppcourse.lab.progress import predict as predict
     from ppcourse.lab.progress import prediction as prediction
     from ppcourse.runtime.errors import RankError as RankError
@@ -81,6 +85,10 @@ LATER = {
     "predict": "ppcourse.lab.progress",
     "prediction": "ppcourse.lab.progress",
     "doctor": "ppcourse.lab.doctor",
+    "explore": "ppcourse.lab.explorer",
+    "explore_m": "ppcourse.lab.over_m",
+    "explore_overlap": "ppcourse.lab.pairs",
+    "draw_schedule": "ppcourse.lab.draw",
 }
 
 

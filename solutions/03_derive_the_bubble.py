@@ -290,8 +290,11 @@ longer = [pp.simulate(plan, pp.Costs(1, t_b / 2, t_b / 2)) for t_b in (1, 2, 3)]
 for t_b, t in enumerate(longer, 1):
     print(f"t_b = {t_b} t_f: each rank idles {t.idle[0]:2g} t_f, rate {t.bubble_rate:.1%}")
 
+# %% [markdown]
+# Drag I and W, the two halves of B (or Tab to a slider and press the arrow keys): the picture grows, the rate stays.
+
 # %%
-pp.gantt(*longer)
+pp.explore("gpipe", p=4, m=8)
 
 # %% [markdown]
 # Still, a drawing should have the right proportions. For each matrix product of the forward, the backward has

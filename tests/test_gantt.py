@@ -13,7 +13,8 @@ from strategies import microbatches, quick, ranks, refused
 from ppcourse.analysis.simulate import simulate
 from ppcourse.analysis.timeline import Span, Timeline
 from ppcourse.lab.boxes import boxes
-from ppcourse.lab.gantt import COLOURS, IDLE, gantt
+from ppcourse.lab.colours import COLOURS, IDLE
+from ppcourse.lab.gantt import gantt
 from ppcourse.lab.gantt_text import gantt_text
 from ppcourse.schedules import build
 from ppcourse.schedules.costs import Costs

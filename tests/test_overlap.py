@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 import ppcourse as pp
+from ppcourse.lab.colours import COLOURS
 from ppcourse.lab.execute import WIDGET, _make_portable
-from ppcourse.lab.gantt import COLOURS
 from ppcourse.lab.gantt_svg import LEFT, gantt_svg
 from ppcourse.lab.overlap import OverlapSlider
 

@@ -18,14 +18,11 @@ from matplotlib.ticker import MaxNLocator
 
 from ppcourse.analysis.timeline import Timeline
 from ppcourse.lab.boxes import boxes, headline, in_seconds, names, one_stage_a_rank, require_timeline
+from ppcourse.lab.colours import COLOURS, IDLE, LATER, MEANINGS, shades
 from ppcourse.lab.gantt_text import gantt_text as gantt_text
 from ppcourse.lab.letters import write
 from ppcourse.schedules.action import Op
 
-# Okabe and Ito's colours, which colour-blind people can tell apart.
-COLOURS = {Op.F: "#56B4E9", Op.B: "#D55E00", Op.I: "#F0E442", Op.W: "#009E73"}
-MEANINGS = {Op.F: "F  forward", Op.B: "B  backward", Op.I: "I  input gradient", Op.W: "W  weight gradient"}
-IDLE = "#E6E6E6"
 FILL = 0.86  # of a rank's row that its boxes take
 GAP = 0.35  # points that a box leaves free on each side, so that neighbours are told apart
 SCREEN, PRINT = 100, 150  # pixels an inch: on the page, in the file
@@ -131,12 +128,12 @@ def _bars(axes: Axes, timeline: Timeline, factor: float, top: float, height: flo
     colours: list[Any] = [to_rgb(IDLE)] * timeline.num_ranks
     labels: list[list[str]] = []
     with_stage = not one_stage_a_rank(timeline)
-    shades = _shades(timeline)
+    tints = shades(timeline)
     for rank, start, end, actions in boxes(timeline):
         part = height / len(actions)
         for n, action in enumerate(actions):
             edges.append((start, end, rank + top + n * part, part))
-            colours.append(shades[rank, action.stage, action.op])
+            colours.append(tints[rank, action.stage, action.op])
             labels.append(names(action, with_stage))
     left, right, upper, tall = np.array(edges).T * [[factor], [factor], [1], [1]]
     across, down = _points(axes)
@@ -155,18 +152,6 @@ def _points(axes: Axes) -> tuple[float, float]:
     return abs(opposite[0] - corner[0]), abs(opposite[1] - corner[1])
 
 
-def _shades(timeline: Timeline) -> dict[tuple[int, int, Op], tuple[float, ...]]:
-    """The colour of an op of a stage on a rank: lighter for the later ones of the rank's stages."""
-    found = {}
-    for rank, row in enumerate(timeline.by_rank):
-        stages = sorted({span.action.stage for span in row})
-        for chunk, stage in enumerate(stages):
-            white = 0.6 * chunk / max(1, len(stages) - 1)
-            for op, colour in COLOURS.items():
-                found[rank, stage, op] = tuple(white + (1 - white) * part for part in to_rgb(colour))
-    return found
-
-
 def _legend(figure: Gantt, title: str | None) -> None:
     """A line above the charts: the title, and what the colours mean."""
     width, height = figure.get_size_inches()
@@ -174,7 +159,7 @@ def _legend(figure: Gantt, title: str | None) -> None:
     ops = {span.action.op for row in rows for span in row}
     handles = [Patch(facecolor=COLOURS[op], label=MEANINGS[op]) for op in Op if op in ops]
     if any(len({span.action.stage for span in row}) > 1 for row in rows):
-        handles.append(Patch(alpha=0, label="(lighter: the rank's later stages)"))
+        handles.append(Patch(alpha=0, label=LATER))
     handles.append(Patch(facecolor=IDLE, label="idle"))
     corner = (1 - RIGHT / width, 1 - 0.07 / height)
     look = {"fontsize": 8, "frameon": False, "handlelength": 1.2, "columnspacing": 1.2, "borderpad": 0}

@@ -4,7 +4,8 @@ from html import escape
 
 from ppcourse.analysis.timeline import Timeline
 from ppcourse.lab.boxes import Box, boxes, headline, names, one_stage_a_rank, require_timeline
-from ppcourse.lab.gantt import COLOURS, FILL, IDLE
+from ppcourse.lab.colours import COLOURS, IDLE
+from ppcourse.lab.gantt import FILL
 
 LEFT, TOP, ROW, AXIS = 60, 24, 30, 22  # pixels: margin, headline, a rank, the numbers below
 LETTER = 6.5  # pixels a letter is wide

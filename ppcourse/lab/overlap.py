@@ -10,7 +10,8 @@ import ipywidgets as widgets
 from ppcourse.analysis.formulas import dualpipe_bubble_time
 from ppcourse.analysis.simulate import simulate
 from ppcourse.analysis.timeline import Timeline
-from ppcourse.lab.gantt import COLOURS, IDLE, MEANINGS, gantt
+from ppcourse.lab.colours import COLOURS, IDLE, MEANINGS
+from ppcourse.lab.gantt import gantt
 from ppcourse.lab.gantt_svg import gantt_svg
 from ppcourse.schedules import build
 from ppcourse.schedules.costs import Costs
