@@ -414,9 +414,7 @@ for (costs, verdict), count in sorted(verdicts.items()):
 # which the formula is too low, and the F&B at which DualPipe passes ZB-V.
 
 # %%
-from ppcourse.lab.overlap import OverlapSlider
-
-OverlapSlider(p=4, m=8)
+pp.explore_overlap(beside="zb-v", p=4, m=8, break_even=False)
 
 # %% [markdown]
 # ## When does DualPipe win?

@@ -454,3 +454,10 @@ def test_a_notebook_with_widgets_runs_and_keeps_their_pictures() -> None:
     assert set(output.data) == {"text/plain", "image/png"}
     page, _ = HTMLExporter().from_notebook_node(made)
     assert "data:image/png;base64," in page
+
+
+def test_the_break_even_is_not_told_where_finding_it_is_the_exercise() -> None:
+    told, untold = (pp.explore_overlap(beside="zb-v", p=4, m=8, break_even=tell).shown.value for tell in (True, False))
+    assert "or faster, up to F&amp;B" in told
+    assert "or faster" not in untold
+    assert "largest bubble of a rank" in untold

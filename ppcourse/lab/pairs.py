@@ -26,6 +26,7 @@ class Overlap(Panel):
 
     predicted: tuple[Predicted, ...] = ()
     break_even: float | None = None
+    tells = True  # of the break-even, in words
 
     def draw(self) -> Drawn:
         """The two charts on one time axis; the formula's bubble and the simulator's; the break-even."""
@@ -57,14 +58,20 @@ class Overlap(Panel):
         if pair < max(forward, backward):
             said.append("No overlap makes a pair shorter than the longer of its two.")
         names = ours.timeline.name, other.timeline.name
-        if self.break_even is None:
+        if self.tells and self.break_even is None:
             said.append(f"No F&amp;B makes {names[0]} as fast as {names[1]} here.")
-        else:
+        elif self.tells:
             said.append(f"{names[0]} is as fast as {names[1]}, or faster, up to F&amp;B = {self.break_even:.3g}.")
         return "".join(f"<div>{sentence}</div>" for sentence in said)
 
     def figure(self) -> Figure:
         return gantt(*(each.timeline for each in self.predicted))
+
+
+class Untold(Overlap):
+    """The same, where finding the break-even is the exercise."""
+
+    tells = False
 
 
 def _break_even(ours: Predicted, other: Predicted, costs: Costs) -> float | None:
@@ -87,12 +94,19 @@ def _break_even(ours: Predicted, other: Predicted, costs: Costs) -> float | None
 
 
 def explore_overlap(
-    schedule: str = "dualpipe", beside: str = "zb-h1", *, p: int = 4, m: int = 16, costs: Costs | None = None
+    schedule: str = "dualpipe",
+    beside: str = "zb-h1",
+    *,
+    p: int = 4,
+    m: int = 16,
+    costs: Costs | None = None,
+    break_even: bool = True,
 ) -> Overlap:
     """DualPipe or DualPipeV with F&B on a slider, beside another schedule.
 
-    p, m    ranks and microbatches; dualpipe: both even, m at least 2p
-    costs   of one rank's layers, one number each, to begin with; `overlap` is F&B, by default F + B
+    p, m         ranks and microbatches; dualpipe: both even, m at least 2p
+    costs        of one rank's layers, one number each, to begin with; `overlap` is F&B, by default F + B
+    break_even   also say the longest F&B with which the first is no slower
 
     F and B alone include the all-to-all of a mixture of experts and all else that they wait for; a pair hides some
     of it. Needs a kernel; elsewhere a picture stands in its place. Raises ValueError for an unknown schedule.
@@ -110,4 +124,4 @@ def explore_overlap(
         "m": whole("m, microbatches", m, 4, MOST_MICROBATCHES, 2),
         **sliders,
     }
-    return Overlap(controls)
+    return (Overlap if break_even else Untold)(controls)
