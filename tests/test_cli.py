@@ -152,8 +152,8 @@ def commands(*arguments: str) -> dict[str, list[str]]:
 def test_the_parts_of_the_test() -> None:
     assert list(commands()) == ["ruff check", "ruff format", "mypy", "tests", "notebooks", "solutions"]
     assert list(commands("--quick")) == ["ruff check", "ruff format", "mypy", "tests"]
-    assert commands()["tests"] == ["pytest", "tests"]
-    assert commands("--all")["tests"] == ["pytest", "tests", "--all"]
+    assert commands()["tests"] == ["pytest", "tests", *check.TWO_FILES]
+    assert commands("--all")["tests"] == ["pytest", "tests", *check.TWO_FILES, "--all"]
     assert commands("-k", "gpipe", "-x")["tests"] == ["pytest", "tests", "-k", "gpipe", "-x"]
     assert commands("tests/test_cli.py::x")["tests"] == ["pytest", "tests/test_cli.py::x"]
 

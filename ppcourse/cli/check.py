@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=180", "-p", "no:cacheprovider"]
 # One kernel a notebook, two at once; a cell has its own time limit instead of a test's.
 PARALLEL = ["-n", "2", "--dist", "loadscope", "--timeout=0"]
+TWO_FILES = ["-n", "2", "--dist", "loadfile"]  # two files at once: many tests wait for processes more than they work
 
 
 class Outcome(NamedTuple):
@@ -48,7 +49,8 @@ def parts(root: Path, everything: bool, quick: bool, extra: list[str]) -> Iterat
     yield "ruff format", ["ruff", "format", "--check", *code]
     yield "mypy", ["mypy", "--strict", "ppcourse"]
     named = any(Path(root, argument.split("::")[0]).exists() for argument in extra)
-    yield "tests", ["pytest", *([] if named else ["tests"]), *(["--all"] if everything else []), *extra]
+    what = [] if named else ["tests", *([] if extra else TWO_FILES)]
+    yield "tests", ["pytest", *what, *(["--all"] if everything else []), *extra]
     if not quick:
         for folder in ("notebooks", "solutions"):
             yield folder, ["pytest", *NBVAL, *PARALLEL, folder]
