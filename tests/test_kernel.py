@@ -232,14 +232,18 @@ NO_CUDA = """
     def touched(*_):
         raise AssertionError("CUDA was initialised")
 
-    torch.cuda._lazy_init = touched
-    torch._C._cuda_init = touched
-    torch.cuda.manual_seed_all = touched
+    real = torch.cuda._lazy_init, torch.cuda.manual_seed_all
+    torch.cuda._lazy_init = torch.cuda.manual_seed_all = touched
 """
+
+CUDA_AGAIN = "torch.cuda._lazy_init, torch.cuda.manual_seed_all = real"
 
 
 def test_case_R83_nothing_that_a_notebook_calls_touches_cuda(kernel: Kernel) -> None:  # noqa: N802
-    assert kernel.cell(NO_CUDA, RUN)["error"] == ""
+    try:
+        assert kernel.cell(NO_CUDA, RUN)["error"] == ""
+    finally:
+        kernel.cell(CUDA_AGAIN)  # torch.manual_seed, of the tests to come, asks CUDA too
 
 
 def test_case_R80_an_interrupt_ends_every_rank_and_the_next_cell_works(kernel: Kernel) -> None:  # noqa: N802

@@ -302,7 +302,9 @@ def test_a_wrong_answer_is_told_why(case: str) -> None:
 
 
 def test_a_receive_that_is_not_waited_for_is_told() -> None:
-    assert "was the receive waited for?" in pp.grade("0.3", never_waits).message
+    """What is there when nobody waits is chance: nothing yet, or what was there before."""
+    message = pp.grade("0.3", never_waits).message
+    assert "was the receive waited for?" in message or "its own came back, or never left" in message
 
 
 @pytest.mark.parametrize("number", ["0.1", "0.2", "0.3"])
