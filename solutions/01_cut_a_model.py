@@ -127,6 +127,17 @@ for p, top in zip((1, 2, 4, 8), below, strict=True):
     print(f"p = {p}: {top:4.0f} GB on the first rank, {'fits' if top < 80 else 'does not fit'} into 80 GB")
 
 # %% [markdown]
+# **Explain.** In two sentences: which part of the bar shrinks with p, which does not, and why?
+#
+# *(double-click and write here)*
+#
+# <details><summary>One good answer</summary>
+#
+# Weights, gradients and the optimizer's numbers belong to layers, and each rank has L ÷ p of them: they shrink with p.
+# The first rank's activations do not: it has fewer layers, but more sequences underway, and of each it keeps what the
+# backward will need until the gradient comes back.
+# </details>
+#
 # ## Three ways to divide
 #
 # | | what is divided | what is sent | when |

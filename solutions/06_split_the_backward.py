@@ -424,7 +424,9 @@ plt.show()
 
 # %% [markdown]
 # Below p the pipeline starves, as ranks may not run far enough ahead. From p to 2p − 1 memory buys bubble, most of
-# all in the longest stage time. Beyond that it buys nothing. Three of these plans; look at where the green W's go:
+# all in the longest stage time. Beyond that it buys nothing. (A GPU with room for 2p − 1 microbatches is rare for large
+# models, so the first half of this curve is the one that you would live on.) Three of these plans; look at where the
+# green W's go:
 
 # %%
 pp.gantt(*(auto[limit] for limit in (3, 4, 7)), title="memory limits 3, 4 and 7")
