@@ -16,15 +16,15 @@ from typing import Any
 
 from ppcourse.lab.drills.card import Card as Card
 from ppcourse.lab.drills.card import Judged as Judged
+from ppcourse.lab.drills.catalogue import pick as pick
+from ppcourse.lab.drills.catalogue import question as question
+from ppcourse.lab.drills.catalogue import questions as questions
 from ppcourse.lab.drills.deck import card as card
 from ppcourse.lab.drills.deck import draw as draw
 from ppcourse.lab.drills.deck import kinds as kinds
 from ppcourse.lab.drills.interview import Interview as Interview
 from ppcourse.lab.drills.interview import mock as mock
 from ppcourse.lab.drills.question import Question as Question
-from ppcourse.lab.drills.question import pick as pick
-from ppcourse.lab.drills.question import question as question
-from ppcourse.lab.drills.question import questions as questions
 from ppcourse.lab.drills.scores import answer as answer
 from ppcourse.lab.drills.scores import score as score
 from ppcourse.lab.drills.scores import summary as summary

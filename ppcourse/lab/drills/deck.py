@@ -1,63 +1,17 @@
-"""The kinds of cards, and drawing one: the same seed gives the same card everywhere."""
+"""Drawing a card: the same seed gives the same card everywhere."""
 
 import difflib
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from ppcourse.lab.drills.card import Card
+from ppcourse.lab.drills.card_kinds import ALL
+from ppcourse.lab.drills.kind import registered
 
-CLOSE = 0.01  # relative: what one gets by head, rounding on the way
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """What a kind makes of its random numbers; for the fields see Card."""
-
-    given: dict[str, float]
-    text: str
-    answer: float
-    worked: str
-    confusions: dict[str, float] = field(default_factory=dict)
-
-
-Draw: TypeAlias = Callable[[random.Random], Drawn]
-
-
-@dataclass(frozen=True)
-class Kind:
-    name: str
-    draw: Draw
-    lesson: int
-    level: int
-    unit: str
-    source: str
-    tolerance: float
-
-
-registered: dict[str, Kind] = {}
-
-
-def kind(
-    name: str, *, lesson: int, level: int, unit: str = "", source: str = "", count: bool = False
-) -> Callable[[Draw], Draw]:
-    """Make a function of random numbers a kind of card; `count`: only the very number is right."""
-
-    def register(draw: Draw) -> Draw:
-        if name in registered:
-            raise ValueError(f"There are two kinds of cards called {name}.")
-        registered[name] = Kind(name, draw, lesson, level, unit, source, 0.0 if count else CLOSE)
-        return draw
-
-    return register
+assert ALL  # importing the modules has registered what is in them
 
 
 def kinds(level: int | None = None, lesson: int | None = None) -> tuple[str, ...]:
     """The names of the kinds of cards, easy ones first; of one level or one lesson if given."""
-    from ppcourse.lab.drills.card_kinds import ALL
-
-    assert ALL  # importing the modules has registered what is in them
     found = [one for one in registered.values() if level in (None, one.level) and lesson in (None, one.lesson)]
     return tuple(one.name for one in sorted(found, key=lambda one: (one.level, one.lesson, one.name)))
 

@@ -18,8 +18,9 @@ from typing import Any
 from ppcourse.lab import progress
 from ppcourse.lab.drills import scores
 from ppcourse.lab.drills.card import Card
+from ppcourse.lab.drills.catalogue import questions
 from ppcourse.lab.drills.deck import card, kinds
-from ppcourse.lab.drills.question import Question, questions
+from ppcourse.lab.drills.question import Question
 
 MINUTES = {"question": 6, "card": 3}
 ORDER = ("question", "question", "card")

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 from ppcourse.lab import progress
 from ppcourse.lab.drills.card import Card, Judged
+from ppcourse.lab.drills.catalogue import question, questions
 from ppcourse.lab.drills.deck import kinds
-from ppcourse.lab.drills.question import Question, question, questions
+from ppcourse.lab.drills.question import Question
 
 CARDS, QUESTIONS, INTERVIEWS = "drill cards", "drill questions", "interviews"  # sections of the progress file
 LEVELS = (1, 2, 3, 4)

@@ -4,7 +4,7 @@ import random
 
 from ppcourse.analysis import formulas
 from ppcourse.lab.drills.card import shown
-from ppcourse.lab.drills.deck import Drawn, kind
+from ppcourse.lab.drills.kind import Drawn, kind
 
 NARAYANAN = "Narayanan et al. 2021, §2.2"
 KORTHIKANTI = "Korthikanti et al. 2022, Table 2"

@@ -2,7 +2,7 @@
 
 import random
 
-from ppcourse.lab.drills.deck import Drawn, kind
+from ppcourse.lab.drills.kind import Drawn, kind
 
 NARAYANAN = "Narayanan et al. 2021, §3"
 HALF = 2  # bytes of a number in 16 bits

@@ -3,7 +3,7 @@
 import random
 
 from ppcourse.analysis import formulas
-from ppcourse.lab.drills.deck import Drawn, kind
+from ppcourse.lab.drills.kind import Drawn, kind
 
 ZERO_BUBBLE = "Qi et al. 2024 (Zero Bubble, arXiv 2401.10241), §2"
 CONTROLLABLE = "Qi et al. 2024 (controllable memory, arXiv 2405.15362)"
