@@ -24,7 +24,7 @@ from torch_side import TorchRanks, Work, first_step
 
 import ppcourse as pp
 from ppcourse.runtime import ranks
-from ppcourse.runtime.batch import ends_of, split_batch
+from ppcourse.runtime.batch import batch_of, split_batch
 from ppcourse.runtime.data import batches, text_loss
 from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.models import gpt, mlp
@@ -78,14 +78,13 @@ def ours(work: Work, memory: bool = False) -> Iterator[Step]:
     stages = work.model()
     made = cut(plan, stages, (1,) * len(stages))
     link = check_options(plan, "cpu", "auto", work.pace, 60.0)
-    xs, ys = split_batch(*work.batch(), plan.num_microbatches)
-    ends = ends_of(ys, "mean", None)
+    batch = batch_of(*work.batch(), {}, plan.num_microbatches, "mean", None)
 
     def job(rank: int) -> Job:
         return Job(plan, made.of_rank(rank), work.loss_fn, work.pace, memory, link=link)
 
     with session(made, job, 60.0) as ranks_at_work:
-        yield lambda: (ranks_at_work.step(xs, ends), ranks_at_work)
+        yield lambda: (ranks_at_work.step(batch), ranks_at_work)
 
 
 def equal_stages(num_stages: int) -> list[nn.Module]:
@@ -147,7 +146,7 @@ def real(torchs: TorchRanks, p: int = 2) -> None:
     row(what + parts, *(f"{quotient:.3f}" for quotient in over), "", "")
     with ours(work, memory=True) as step:
         step()
-        metered = [report.peak_bytes or 0 for report in step()[0]]
+        metered = [report.memory.peak if report.memory else 0 for report in step()[0]]
     for rank, (one, other) in enumerate(zip(metered, torchs.peak_bytes(), strict=True)):
         compared(what + f"peak of live tensors, rank {rank}", one / MB, other / MB, "MB", 1.0)
     for rank, (one, other) in enumerate(zip(*grown, strict=True)):

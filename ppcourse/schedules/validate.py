@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ppcourse.schedules.action import Action, Op
+from ppcourse.schedules.bulk import collector_paused
 from ppcourse.schedules.dependencies import Numbering, Result
 from ppcourse.schedules.replay import Replay
 from ppcourse.schedules.schedule import Schedule, ScheduleError
@@ -71,7 +72,8 @@ def _verdict(plan: Schedule) -> tuple[tuple[Violation, ...], Order]:
         order: Order = ()
         if not violations:
             replay = Replay(plan)
-            order = tuple(replay)
+            with collector_paused():
+                order = tuple(replay)
             violations = tuple(_stuck(plan, replay))
         known = plan.__dict__[VERDICT] = violations, order
     return known
