@@ -9,6 +9,7 @@ from ppcourse.analysis.in_flight import in_flight
 from ppcourse.analysis.simulate import simulate
 from ppcourse.lab.gantt_text import gantt_text
 from ppcourse.lab.graders import grader
+from ppcourse.lab.graders.rows import read_row
 from ppcourse.schedules import build
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.costs import Costs
@@ -44,17 +45,8 @@ def build_1f1b(order: Order) -> str | None:
 
 def _read(given: Any, m: int) -> tuple[Action, ...] | str:
     """The row that an answer stands for, or what is wrong with it."""
-    if not isinstance(given, str | list | tuple):
-        return f'returns {given!r:.60}; return a list of actions, as in ["0F0", "0B0"].'
-    row = []
-    for cell in given.split() if isinstance(given, str) else given:
-        if not isinstance(cell, Action) and "-" in str(cell):
-            return f"names {cell}, but microbatches begin at 0. With m = {m}, how many can the warm-up take?"
-        try:  # an Action may have been made with "F" for Op.F
-            row.append(cell._replace(op=Op(cell.op)) if isinstance(cell, Action) else Action.parse(str(cell)))
-        except ValueError as error:
-            return f"returns a row in which {error}"
-    return tuple(row)
+    negative = f", but microbatches begin at 0. With m = {m}, how many can the warm-up take?"
+    return read_row(given, '["0F0", "0B0"]', negative)
 
 
 def _unfit(row: Sequence[Action], rank: int, m: int) -> str | None:
