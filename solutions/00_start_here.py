@@ -25,9 +25,8 @@ import ppcourse as pp
 # %% [markdown]
 # ## What can this machine do?
 #
-# `pp.doctor()` looks around. **Link** is what carries messages between ranks: with p ranks on one machine without
-# GPUs it is *gloo*, a library that sends tensors from process to process. The last column says how far you may believe
-# measured times: when more ranks than cores share a machine, they get into each other's way.
+# `pp.doctor()` looks around. **Link** is what carries messages between the p ranks of a `pp.run`. The last column says
+# how far you may believe measured times: when more ranks than cores share a machine, they get into each other's way.
 
 # %%
 pp.doctor()
@@ -89,8 +88,9 @@ print("in the notebook", counter[0], "- you predicted", pp.prediction("0.A"))
 #
 # ## Messages
 #
-# `dist.send(tensor, to)` sends, `dist.recv(tensor, from_)` fills a tensor that you have made: the receiver must know
-# shape and dtype beforehand. Each send needs one receive on the other side.
+# Your own messages go over *gloo*, a library that sends tensors from process to process. `dist.send(tensor, to)` sends,
+# `dist.recv(tensor, from_)` fills a tensor that you have made: the receiver must know shape and dtype beforehand. Each
+# send needs one receive on the other side.
 
 
 # %% tags=["nbval-check-output"]

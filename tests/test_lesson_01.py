@@ -159,6 +159,11 @@ WRONG: dict[str, tuple[str, Answer, str]] = {
         remainder_late,
         "cut(3, 2) gives stages of 1, 2 layers, but should be 2, 1: the earliest stages take the remainder.",
     ),
+    "rounded up": (
+        "1.1",
+        lambda n, p: [range(min(n, s * -(-n // p)), min(n, (s + 1) * -(-n // p))) for s in range(p)],
+        "cut(6, 4) gives stages of 2, 2, 2, 0 layers, but should be 2, 2, 1, 1: the longest stage sets the pace.",
+    ),
     "round-robin": (
         "1.1",
         lambda n, p: [range(s, n, p) for s in range(p)],
