@@ -25,9 +25,9 @@ HEAD = ("schedule", "rank", "ledger by", "held, MB", "all it counts, MB", "measu
 WHY = (
     "Measured is max_memory_allocated less what was allocated as the step began. It must not be below what the ledger"
     " says is held between actions. It may be above all that the ledger counts by what one action has in its hands,"
-    " {hands} tensors of the size that crosses a cut, and by {unsplit:.0%}, because the allocator rounds to 512 B and"
-    " does not split off a rest below 1 MiB from a block of {block:.0f}. A first run, not counted, makes cuBLAS take"
-    " its workspace."
+    " {hands} tensors of the size that crosses a cut, and by {unsplit:.0%} of what is not activations: the allocator"
+    " rounds to 512 B, and from a block of {block:.0f} MiB that a message left it may not split off a rest below 1 MiB."
+    " A first run, not counted, makes cuBLAS take its workspace."
 )
 WHY_DRY = (
     "Measured are live tensors, less those that were there as the step began. They must not be fewer than the ledger"
@@ -90,7 +90,7 @@ def bounds_of(plan: Schedule, book: Ledger, sizes: Sizes, unsplit: float) -> Ite
     for rank, row in enumerate(book.rows):
         held = row[ACTIVATIONS] + row[KEPT_FOR_W]
         counted = book.totals[rank] - row[PARAMETERS]
-        yield Bounds(held, counted, (counted + hands) * (1 + unsplit))
+        yield Bounds(held, counted, held + (counted - held + hands) * (1 + unsplit))
 
 
 def grown(result: Result, rank: int) -> int:
