@@ -313,7 +313,8 @@ def books() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", memory.NAMES)
 def test_one_microbatch_too_many_would_be_out_of_bounds(books, name: str) -> None:
-    """A whole one, of all stages of its rank, which has the buffers which the ledger counts, as on a GPU; the CPU's meter does not see them."""
+    """Of all stages of its rank, on a GPU: a rank there has the buffers that the ledger counts and the CPU's meter does
+    not see."""
     plan, book, sizes = books[name]
     stashed = sizes.of("stashed", plan.num_stages)
     for rank, bounds in enumerate(memory.bounds_of(plan, book, sizes, unsplit=1 / 16)):
