@@ -53,6 +53,8 @@ def compared(setting: Setting, name: str, p: int, m: int, link: str) -> Line:
         wrong.append(f"{name}: {result.messages} messages were sent, and the plan has {due}.")
     if not setting.dry and result.link.partition(":")[0] != link:
         wrong.append(f"{name}: the link was {result.link!r}, not {link}.")
+    if result.device.partition(":")[0] != setting.device:
+        wrong.append(f"{name}: the ranks ran on {result.device!r}, not on {setting.device}.")
     used = result.link.partition(":")[0]
     cells = (name, str(p), str(m), used, str(len(traffic)), f"{result.messages} of {due}", f"{off:.1g}")
     return Line(cells, " ".join(wrong))

@@ -33,14 +33,14 @@ class Section(NamedTuple):
 
 
 SECTIONS = (
-    Section("The machine", machine, 20),
-    Section("NCCL", nccl, 55, needs_gpu=True),
-    Section("Every schedule, several ranks a GPU (staged link)", gradients, 55),
+    Section("The machine", machine, 30),
+    Section("NCCL", nccl, 50, needs_gpu=True),
+    Section("Every schedule, several ranks a GPU (staged link)", gradients, 50),
     Section("Peak memory and the ledger", memory, 35),
     Section("Paced timelines and the simulator", paced, 35),
     Section("A GPT as fast as it can", unpaced, 25),
     Section("Two streams for DualPipe's pairs", streams, 15, needs_gpu=True, option="profiler"),
-    Section("Profiler trace", trace, 10, option="profiler"),
+    Section("Profiler trace", trace, 15, option="profiler"),
     Section("Memory snapshot", snapshot, 10, needs_gpu=True, option="snapshot"),
     Section("Training", training, 20),
     Section("The notebook's process", notebook, 5, needs_gpu=True),

@@ -33,6 +33,12 @@ class Setting:
     def dry(self) -> bool:
         return self.device == "cpu"
 
+    def place(self, name: str) -> Path:
+        """Where a run may write a file a rank, or a folder of them: alone in a folder of this name."""
+        folder = self.folder / name
+        folder.mkdir()
+        return folder / "written"
+
     @staticmethod
     def knows(option: str) -> bool:
         """Whether run() has this option."""

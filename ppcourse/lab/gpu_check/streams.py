@@ -52,9 +52,9 @@ def streams(setting: Setting, allowance: Allowance) -> Finding:
     task = tasks.Task(nn.Sequential(*(Running() for _ in range(2 * RANKS))), inputs, targets, F.mse_loss)
     options = {"steps": 3, "optimizer": functools.partial(torch.optim.SGD, lr=0.0)}
     timeline = setting.train(plan, task, [(inputs, targets)] * 3, **options).timeline
-    folder = setting.folder / "streams"
-    setting.run(plan, task, profiler=folder)
-    seen = [kernels(events) for events in events_in(folder)]
+    path = setting.place("streams")
+    setting.run(plan, task, profiler=path)
+    seen = [kernels(events) for events in events_in(path.parent)]
     if not any(each.busy for each in seen):
         return failed("The profiler saw no kernel: it may not be allowed to look at this GPU (CUPTI).")
     table: list[tuple[str, ...]] = [("rank", "streams with kernels", "kernels, ms", "beside another stream's, ms")]

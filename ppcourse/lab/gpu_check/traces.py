@@ -19,9 +19,9 @@ Events: TypeAlias = Sequence[Mapping[str, Any]]
 
 def trace(setting: Setting, allowance: Allowance) -> Finding:
     """A file a rank that can be read, with every action of the rank's row once, and no other rank's."""
-    plan, folder = build("1f1b", tasks.P, tasks.M), setting.folder / "trace"
-    setting.run(plan, tasks.small_gpt(), profiler=folder)
-    files = [*events_in(folder)]
+    plan, path = build("1f1b", tasks.P, tasks.M), setting.place("trace")
+    setting.run(plan, tasks.small_gpt(), profiler=path)
+    files = [*events_in(path.parent)]
     wrong = [] if len(files) == tasks.P else [f"{tasks.P} ranks wrote {len(files)} traces."]
     table = [("rank", "events", "kernels", "actions")]
     everyone = {str(action) for row in plan.rows for action in row}
@@ -39,13 +39,13 @@ def trace(setting: Setting, allowance: Allowance) -> Finding:
 
 def snapshot(setting: Setting, allowance: Allowance) -> Finding:
     """A file a rank, as torch.cuda.memory._dump_snapshot writes them, with memory in it."""
-    folder = setting.folder / "snapshot"
-    setting.run(build("1f1b", tasks.P, tasks.M), tasks.small_gpt(), snapshot=folder)
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    path = setting.place("snapshot")
+    setting.run(build("1f1b", tasks.P, tasks.M), tasks.small_gpt(), snapshot=path)
+    files = [each for each in sorted(path.parent.rglob("*")) if each.is_file()]
     wrong = [] if len(files) == tasks.P else [f"{tasks.P} ranks wrote {len(files)} snapshots."]
     table = [("rank", "segments", "events", "reserved, MB")]
-    for rank, path in enumerate(files):
-        found = pickle.loads(path.read_bytes())
+    for rank, file in enumerate(files):
+        found = pickle.loads(file.read_bytes())
         events = sum(map(len, found["device_traces"]))
         reserved = sum(segment["total_size"] for segment in found["segments"])
         if not (events and reserved):
