@@ -38,6 +38,8 @@ def paced(setting: Setting, allowance: Allowance) -> Finding:
         table.append((name, f"{due * 1e3:.0f}", f"{min(took) * 1e3:.1f}", f"{ratio:.3f}", str(len(took))))
         if not FASTEST <= ratio <= SLOWEST:
             wrong.append(f"{name}: {ratio:.3f} of the simulated makespan, not {FASTEST:g} to {SLOWEST:g}.")
+    if wrong:
+        wrong.append("So does a machine that is busy with something else: see what else it ran.")
     right = (
         f"{len(table) - 1} schedules, F, I and W of a rank's layers {SLOT * 1e3:g} ms each: every step took"
         f" {FASTEST:g} to {SLOWEST:g} of its simulated makespan, at the best of {TRIES} tries at most."
