@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ppcourse.analysis.simulate import simulate
 from ppcourse.lab import graders, progress
@@ -251,6 +253,26 @@ def test_nothing_stays_behind_a_check(monkeypatch) -> None:
     finally:
         signal.signal(signal.SIGALRM, usual)
         signal.setitimer(signal.ITIMER_REAL, *left)
+
+
+LEFT = {
+    "gradients off": "torch.set_grad_enabled(False)",
+    "a dtype": "torch.set_default_dtype(torch.float64)",
+    "a counter": "FlopCounterMode(display=False).__enter__()",
+    "a function mode": "torch.device('meta').__enter__()",
+}
+
+
+@pytest.mark.parametrize("then", ["while True: pass", "1 / 0", "return 3"])
+@pytest.mark.parametrize("body", LEFT.values(), ids=list(LEFT))
+def test_torch_is_as_before_a_check(body: str, then: str) -> None:
+    source = (
+        f"import torch\nfrom torch.utils.flop_counter import FlopCounterMode\ndef answer(n):\n    {body}\n    {then}\n"
+    )
+    assert not grade("99.1", in_a_cell(source))
+    assert (torch.is_grad_enabled(), torch.get_default_dtype()) == (True, torch.float32)
+    assert torch.ones(2).device.type == "cpu"
+    assert not _get_current_dispatch_mode_stack()
 
 
 def test_a_real_ctrl_c_comes_through(monkeypatch) -> None:

@@ -11,6 +11,7 @@ from strategies import refused
 from toys import assert_same, by_value, classifier, rows_of
 
 import ppcourse as pp
+from ppcourse.runtime.batch import batch_of
 from ppcourse.runtime.models import gpt
 from ppcourse.runtime.profile import partition_by_profile
 
@@ -194,8 +195,9 @@ def test_a_run_can_be_cut_by_a_profile() -> None:
     layers = [linear(), *[Heavy(0.0005) for _ in range(4)], Heavy(0.004)]
     inputs = torch.ones(2 * ROWS, WIDTH)
     plan = pp.build("1f1b", 2, 2)
-    assert partition_by_profile("profiled", plan, layers, inputs, inputs, F.mse_loss) == (5, 1)
-    assert partition_by_profile("uniform", plan, layers, inputs, inputs, F.mse_loss) == "uniform"
+    batch = batch_of(inputs, inputs, {}, 2, "mean", None)
+    assert partition_by_profile("profiled", plan, layers, batch, F.mse_loss) == (5, 1)
+    assert partition_by_profile("uniform", plan, layers, batch, F.mse_loss) == "uniform"
     result = pp.run(plan, layers, inputs, inputs, loss_fn=F.mse_loss, partition="profiled")
     spans = [span for span in result.timeline.spans if str(span.action)[1] == "F" and span.action.stage == 1]
     alone = pp.run(plan, layers, inputs, inputs, loss_fn=F.mse_loss, partition=(5, 1))
@@ -203,12 +205,38 @@ def test_a_run_can_be_cut_by_a_profile() -> None:
     assert len(spans) == 2
 
 
+class Costly(torch.nn.Module):
+    """As heavy as its extra says: it cannot be profiled without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = linear()
+
+    def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
+        for _ in range(times):
+            x = self.body(x)
+        return x
+
+
+def test_extras_reach_the_layers_that_are_profiled() -> None:
+    inputs = torch.ones(2 * ROWS, WIDTH)
+    few, many = (pp.profile([Costly()], inputs, extras={"times": times}, budget=0) for times in (1, 9))
+    assert many.layers[0].stashed > few.layers[0].stashed
+    with pytest.raises(ValueError, match="No layer takes the extra 'time' by that name"):
+        pp.profile([Costly()], inputs, extras={"time": 3})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that weights were counted instead
+        given = {"loss_fn": F.mse_loss, "p": 2, "m": 2, "partition": "profiled", "extras": {"times": 2}}
+        result = pp.run("1f1b", [Costly(), Costly(), linear()], inputs, inputs, **given)
+    assert result.grads["0.body.weight"] is not None
+
+
 def test_ranks_with_several_stages_are_balanced_together() -> None:
     """Stages 0 and 3 of v-half share a rank, so its first stage is small where the last one is heavy."""
     layers = [*[Heavy(0.002) for _ in range(6)], Heavy(0.006)]
     inputs = torch.ones(ROWS, WIDTH, requires_grad=True)
     plan = pp.build("v-half", 2, 4)
-    sizes = partition_by_profile("profiled", plan, layers, inputs, inputs, F.mse_loss)
+    sizes = partition_by_profile("profiled", plan, layers, batch_of(inputs, inputs, {}, 4, "mean", None), F.mse_loss)
     busy = [0.0, 0.0]
     costs = iter([2.0] * 6 + [6.0])
     for stage, size in enumerate(sizes):

@@ -80,11 +80,26 @@ def test_close_all_ends_every_rank() -> None:
     assert not ranks._pools
 
 
-def test_nothing_is_left_in_the_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_nothing_is_left_in_the_temporary_folder() -> None:
+    folder = Path(server.folder_of(os.getpid()))
     ranks.close_all()
     run(2)
-    assert not list(tmp_path.glob("ppcourse-*"))
+    assert folder.is_dir()
+    assert not list(folder.glob("ranks-*"))
+    assert not list(Path(tempfile.gettempdir()).glob("ranks-*"))
+
+
+@pytest.mark.skipif(server.start_method() != "forkserver", reason="nobody is left to tidy up without a server")
+def test_nothing_is_left_of_a_process_killed_while_ranks_start(tmp_path: Path) -> None:
+    killed = textwrap.dedent("""
+        import os, signal
+        from ppcourse.runtime import ranks
+        ranks.Pool._collect = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        ranks.Pool(2)
+    """)
+    done = subprocess.run([sys.executable, "-c", killed], env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert done.returncode == -signal.SIGKILL
+    assert soon(lambda: not any(path.name.startswith(("ppcourse", "ranks")) for path in tmp_path.iterdir()))
 
 
 def test_what_has_not_started_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

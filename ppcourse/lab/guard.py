@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from ppcourse.lab.torch_state import restore, torch_state
+
 TICK = 0.05
 NOT_THE_LEARNERS = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -44,7 +46,7 @@ def attempt(work: Callable[[], Any], limit: float) -> Outcome:
     two exceptions. One is a single call into C that never looks at signals, as `sum(itertools.count())`.
     The other, outside the main thread, is a bare `except:` around calls that take nearly all the time.
     """
-    tracer = sys.gettrace()
+    tracer, torch_before = sys.gettrace(), torch_state()
     bell = Bell()
     with _interrupts_noted() as interrupts, _time_limit(limit, bell):
         try:
@@ -57,6 +59,7 @@ def attempt(work: Callable[[], Any], limit: float) -> Outcome:
             sys.settrace(tracer)
             bell.armed = False
             outcome = Outcome(error=error)
+    restore(torch_before)
     if interrupts:
         raise KeyboardInterrupt from None
     if bell.rings:  # what came of it, a lock released twice or a bare `except`, is only a consequence

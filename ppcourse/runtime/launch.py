@@ -82,11 +82,7 @@ def run(
     kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
     given = check_extras(extras, layers_of(model))
     batch = batch_of(inputs, targets, given, resolved.num_microbatches, kind, weight)
-    made = cut(
-        resolved,
-        model,
-        partition_by_profile(partition, resolved, model, batch.inputs[0], batch.ends[0].target, loss_fn),
-    )
+    made = cut(resolved, model, partition_by_profile(partition, resolved, model, batch, loss_fn))
     check_weights(made, loss_fn)
     copied = check_statistics(made)
     probe(made, batch, loss_fn)
@@ -155,8 +151,7 @@ def evaluate(
         kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
         batch = batch_of(inputs, targets, given, m, kind, weight)
     judge = None if targets is None else loss_fn
-    first = batch.inputs[0], batch.ends[0].target
-    made = cut(resolved, model, partition_by_profile(partition, resolved, model, *first, judge))
+    made = cut(resolved, model, partition_by_profile(partition, resolved, model, batch, judge))
 
     def job(rank: int) -> Job:
         return Job(resolved, made.of_rank(rank), judge, pace, seed=seed, training=False, link=carrier)

@@ -5,7 +5,7 @@ Each layer runs as a stage of its own, in this process and with one thread, as r
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ from ppcourse.analysis.ledger import aligned
 from ppcourse.analysis.memory import Sizes
 from ppcourse.analysis.partition import partition
 from ppcourse.analysis.shape import per_stage
+from ppcourse.runtime.batch import Batch
+from ppcourse.runtime.extras import check_extras
 from ppcourse.runtime.prepare import Model, layers_of
 from ppcourse.runtime.rounds import Kept, Rounds
 from ppcourse.runtime.stage import LossFunction
@@ -105,19 +107,22 @@ def profile(
     targets: Any = None,
     loss_fn: LossFunction | None = None,
     *,
+    extras: Mapping[str, Any] | None = None,
     budget: float = 2.0,
     seed: int = 0,
 ) -> Profile:
     """Time and bytes of each layer for `inputs`, one microbatch. The loss, if it is given, belongs to the last layer.
 
+    extras   {name: what layers get that take it by that name}, for this microbatch, as `run` has them
     budget   seconds after which no further round begins; two are run in any case, and one of them is to warm up
 
     The model stays as it is. It is never an error that a layer cannot be run: then a warning says which and why, and
-    the profile is in proportion to weights. Raises ValueError for what is no model.
+    the profile is in proportion to weights. Raises ValueError for what is no model, and for extras that no layer takes.
     """
     layers = layers_of(model)
+    given = check_extras(extras, layers) if extras else {}
     try:
-        run = Rounds(copy.deepcopy(layers), inputs, targets, loss_fn, seed)
+        run = Rounds(copy.deepcopy(layers), inputs, targets, loss_fn, given, seed)
         times, rounds = run.times(budget)
         apart = run.weigh([1] * len(layers))
     except (Exception, SystemExit) as error:
@@ -130,15 +135,15 @@ def profile(
 
 
 def partition_by_profile(
-    method: str | Sequence[int], plan: Schedule, model: Model, x: Any, y: Any, loss_fn: LossFunction | None
+    method: str | Sequence[int], plan: Schedule, model: Model, batch: Batch, loss_fn: LossFunction | None
 ) -> str | Sequence[int]:
-    """For "profiled", the partition whose busiest rank has least to do, by the times of microbatch `x` with target
-    `y`; any other partition as it is."""
+    """For "profiled", the partition whose busiest rank has least to do, by the times of the batch's first microbatch;
+    any other partition as it is."""
     if not (isinstance(method, str) and method == "profiled"):
         return method
     if plan.num_stages > len(layers_of(model)):
         return "uniform"  # which cannot be, and says so
-    found = profile(model, x, y, loss_fn)
+    found = profile(model, batch.inputs[0], batch.ends[0].target, loss_fn, extras=batch.extras[0])
     times = found.times if plan.trains else [layer.forward for layer in found.layers]
     return partition(times, plan.num_stages, placement=plan.placement)
 

@@ -8,6 +8,7 @@ are up: two notebooks never meet.
 
 import atexit
 import contextlib
+import os
 import re
 import tempfile
 import threading
@@ -24,7 +25,7 @@ from ppcourse.runtime import watch, wire
 from ppcourse.runtime.board import Board
 from ppcourse.runtime.errors import Failure
 from ppcourse.runtime.process import UP, rank_main
-from ppcourse.runtime.server import starting
+from ppcourse.runtime.server import folder_of, starting
 from ppcourse.runtime.system import remove_folder
 from ppcourse.schedules.schedule import Schedule
 
@@ -43,7 +44,8 @@ class Pool:
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
-        folder = Path(tempfile.mkdtemp(prefix="ppcourse-"))
+        # in the server's folder, which the server removes if this process is killed at the wrong moment
+        folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=folder_of(os.getpid())))
         try:
             self.board = Board(folder / "board", num_ranks, create=True)
             logs = [folder / f"rank-{rank}.log" for rank in range(num_ranks)]
@@ -171,7 +173,8 @@ class Pool:
 
 
 def _send(pipe: Connection, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # the end of a rank is noticed where answers are collected
+    # the end of a rank is noticed where answers are collected; a pipe that is closed meanwhile has no handle
+    with contextlib.suppress(OSError, TypeError):
         pipe.send_bytes(data)
 
 

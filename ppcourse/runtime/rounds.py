@@ -9,7 +9,7 @@ nothing else.
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,11 +36,17 @@ class Rounds:
     """Passes through layers of which nobody else has need."""
 
     def __init__(
-        self, layers: Sequence[nn.Module], inputs: Any, targets: Any, loss_fn: LossFunction | None, seed: int = 0
+        self,
+        layers: Sequence[nn.Module],
+        inputs: Any,
+        targets: Any,
+        loss_fn: LossFunction | None,
+        extras: Mapping[str, Any],
+        seed: int = 0,
     ) -> None:
         for layer in layers:
             layer.zero_grad(set_to_none=True)
-        self.layers, self.loss_fn, self.seed = layers, loss_fn, seed
+        self.layers, self.loss_fn, self.extras, self.seed = layers, loss_fn, extras, seed
         self.inputs = _copy(inputs)  # of their own, and not a part of the batch
         self.end = None if loss_fn is None else End(_copy(targets), 1.0)
 
@@ -74,7 +80,10 @@ class Rounds:
         numbered = iter(enumerate(self.layers))
         cut = [dict(next(numbered) for _ in range(size)) for size in sizes]
         last = len(sizes) - 1
-        return [Stage(x, self.loss_fn if s == last else None, self.seed, recompute) for s, x in enumerate(cut)]
+        stages = [Stage(x, self.loss_fn if s == last else None, self.seed, recompute) for s, x in enumerate(cut)]
+        for stage in stages:
+            stage.extras = {0: self.extras}
+        return stages
 
     def _round(self, stages: Sequence[Stage]) -> list[tuple[float, float, float]]:
         value, forward, back, later = self.inputs, [], [], []

@@ -29,7 +29,7 @@ _one_at_a_time = threading.Lock()
 
 @functools.cache
 def folder_of(process: int) -> str:
-    """Where the socket lies at which this process asks the server for ranks."""
+    """Where the socket lies at which this process asks the server for ranks, and what these have in common."""
     usual = tempfile.gettempdir()
     folder = os.environ[FOLDER] = tempfile.mkdtemp(
         prefix="ppcourse-", dir=usual if len(usual) < SOCKET_PATH else "/tmp"

@@ -88,8 +88,7 @@ def train(
     first = next(coming, None)  # looked at before a rank starts
     if first is None:
         raise ValueError("There is no batch; batches must have at least one pair (inputs, targets).")
-    x, y = first.inputs[0], first.ends[0].target
-    made = cut(resolved, model, partition_by_profile(partition, resolved, model, x, y, loss_fn))
+    made = cut(resolved, model, partition_by_profile(partition, resolved, model, first, loss_fn))
     check_weights(made, loss_fn)
     copied = check_statistics(made)
 
