@@ -100,6 +100,52 @@ def test_the_whole_dry_run_passes(tmp_path, patient) -> None:
     assert [*tmp_path.iterdir()] == [path]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_the_way_of_a_gpu_runs_to_its_end_on_stand_ins(tmp_path, monkeypatch, patient, gpus: int) -> None:
+    """Runs that say they were on a GPU, and were on the CPU: nothing is shown but that the check comes to its end."""
+    real = settings.run, settings.train
+
+    def run(*given: Any, device: str, link: str, profiler: Path | None = None, **options: Any) -> Any:
+        folder = profiler or options.pop("snapshot", None)
+        if folder:
+            folder.mkdir()
+            write_stand_ins(folder, given[0])
+        return replace(real[0](*given, **options), device=device, link=f"{link}: a stand-in")
+
+    for module, size in ((memory, (32, 256)), (times, (32, 32))):
+        monkeypatch.setattr(module, "SIZES", {"cuda": size})
+    monkeypatch.setattr(streams, "LENGTH", 64)
+    monkeypatch.setattr(settings, "run", run)
+    monkeypatch.setattr(settings.Setting, "knows", staticmethod(lambda option: True))
+    monkeypatch.setattr(settings, "train", lambda *given, device, **options: real[1](*given, **options))
+    monkeypatch.setattr(check, "doctor", lambda ranks: SimpleNamespace(gpus=("a stand-in",) * gpus))
+    seen = [([("CUDA", "0")], [("a stand-in", "0.0", "0")] * gpus)]
+    monkeypatch.setattr(machine, "on_ranks", lambda *_: seen)
+    monkeypatch.setattr(nccl, "on_ranks", lambda *_: [[0.0, 1.0, 2.0, 3.0]])
+    path = tmp_path / "gpu.md"
+    assert check.main(False, path, ("dualpipe", *FEW)) == 0
+    report = path.read_text()
+    assert report.startswith(f"# GPU check on {gpus} GPU")
+    assert "dry" not in report
+    assert state_of(report) == dict.fromkeys((each.title for each in SECTIONS), "passed")
+    assert ("| dualpipe | 2 | 4 | nccl |" in report) == (gpus > 1)
+    assert ("proves no channel" in report) == (gpus == 1)
+
+
+def write_stand_ins(folder: Path, plan: pp.Schedule) -> None:
+    """For each rank a trace, or a snapshot, by the folder's name."""
+    for rank, row in enumerate(plan.rows):
+        if "trace" in str(folder) or "streams" in str(folder):
+            ranges = [{"cat": "user_annotation", "name": str(action)} for action in row]
+            events = [*ranges, kernel(7, 0, 1), kernel(9, 0, 1)]
+            (folder / f"rank-{rank}.json").write_text(json.dumps({"traceEvents": events}))
+        else:
+            written = {"segments": [{"total_size": 2**21}], "device_traces": [[{}]]}
+            (folder / f"rank-{rank}.pickle").write_bytes(pickle.dumps(written))
+
+
 def test_without_a_gpu_only_a_dry_run_is_possible(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(check, "doctor", lambda ranks: SimpleNamespace(gpus=()))
     assert check.main(False, tmp_path / "report.md") == 2

@@ -19,6 +19,7 @@ from ppcourse.schedules.schedule import Schedule
 
 NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1")
 LAYERS = 16
+SIZES = {"cpu": (32, 256), "cuda": (256, 16384)}  # width, rows of a microbatch; on a GPU 16 MiB a tensor
 PROFILED = 64  # rows that the sizes are measured with; what a stage keeps is proportional to its rows
 HANDS = 3  # within a backward: the gradients on both sides of a layer, and one that is not let go yet
 HEAD = ("schedule", "rank", "ledger by", "held, MB", "all it counts, MB", "measured, MB", "at most, MB", "reserved, MB")
@@ -46,7 +47,7 @@ class Bounds(NamedTuple):
 
 def memory(setting: Setting, allowance: Allowance) -> Finding:
     """Layers so wide that weights are little beside activations, four schedules, each rank on its own."""
-    width, rows = (32, 256) if setting.dry else (256, 16384)
+    width, rows = SIZES[setting.device]
     task, block = tasks.wide_mlp(LAYERS, width, rows), rows * width * 4 / 2**20
     unsplit = 0.0 if setting.dry else 1 / block
     setting.run(build("gpipe", tasks.P, tasks.M), task, memory=True)

@@ -24,6 +24,7 @@ TRIES = 3  # of a paced run, the best of which counts: what else the machine doe
 FASTEST, SLOWEST = 0.999, 1.10  # of the simulator's makespan; below it a span would be missing
 SKEW = 0.001  # seconds by which the clocks of two ranks may disagree
 COVERED = 0.5  # of one rank's busy time must be in the spans of four: less, and they do not show the work
+SIZES = {"cpu": (32, 32), "cuda": (512, 256)}  # width and context of the GPT
 HEAD = ("schedule", "simulated, ms", "measured (paced), ms", "ratio", "tries")
 
 
@@ -60,7 +61,7 @@ def tries(setting: Setting, plan: Schedule, pace: Costs) -> Iterator[float]:
 
 def unpaced(setting: Setting, allowance: Allowance) -> Finding:
     """A GPT in float32 on one rank and on four: the spans of its last step, from CUDA events on a GPU."""
-    width, context = (32, 32) if setting.dry else (512, 256)
+    width, context = SIZES[setting.device]
     model = gpt(6, width, heads=4, context=context)
     data = list(batches(2 * tasks.M, context, 3))
     spans, walls = [], []
