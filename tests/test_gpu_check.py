@@ -108,10 +108,8 @@ def test_the_way_of_a_gpu_runs_to_its_end_on_stand_ins(tmp_path, monkeypatch, pa
     real = settings.run, settings.train
 
     def run(*given: Any, device: str, link: str, profiler: Path | None = None, **options: Any) -> Any:
-        folder = profiler or options.pop("snapshot", None)
-        if folder:
-            folder.mkdir()
-            write_stand_ins(folder, given[0])
+        if path := profiler or options.pop("snapshot", None):
+            write_stand_ins(path, given[0])
         return replace(real[0](*given, **options), device=device, link=f"{link}: a stand-in")
 
     for module, size in ((memory, (32, 256)), (times, (32, 32))):
@@ -134,16 +132,20 @@ def test_the_way_of_a_gpu_runs_to_its_end_on_stand_ins(tmp_path, monkeypatch, pa
     assert ("proves no channel" in report) == (gpus == 1)
 
 
-def write_stand_ins(folder: Path, plan: pp.Schedule) -> None:
-    """For each rank a trace, or a snapshot, by the folder's name."""
+def file_of(path: Path, rank: int) -> Path:
+    return path.with_name(f"{path.stem}-rank-{rank}{path.suffix}")
+
+
+def write_stand_ins(path: Path, plan: pp.Schedule) -> None:
+    """For each rank a trace, or a snapshot."""
     for rank, row in enumerate(plan.rows):
-        if "trace" in str(folder) or "streams" in str(folder):
+        if path.suffix == ".json":
             ranges = [{"cat": "user_annotation", "name": str(action)} for action in row]
             events = [*ranges, kernel(7, 0, 1), kernel(9, 0, 1)]
-            (folder / f"rank-{rank}.json").write_text(json.dumps({"traceEvents": events}))
+            file_of(path, rank).write_text(json.dumps({"traceEvents": events}))
         else:
             written = {"segments": [{"total_size": 2**21}], "device_traces": [[{}]]}
-            (folder / f"rank-{rank}.pickle").write_bytes(pickle.dumps(written))
+            file_of(path, rank).write_bytes(pickle.dumps(written))
 
 
 def test_without_a_gpu_only_a_dry_run_is_possible(tmp_path, monkeypatch, capsys) -> None:
@@ -497,10 +499,9 @@ def gpu_traces(monkeypatch: pytest.MonkeyPatch, events: list[dict[str, Any]]) ->
     """Let runs write these events, for each rank, and trainings end in a simulated step."""
 
     def run(plan: Any, *task: Any, profiler: Path, **options: Any) -> Any:
-        profiler.mkdir()
         for rank, row in enumerate(plan.rows):
             ranges = [{"cat": "user_annotation", "name": str(action)} for action in row]
-            (profiler / f"rank-{rank}.json").write_text(json.dumps({"traceEvents": [*ranges, *events]}))
+            file_of(profiler, rank).write_text(json.dumps({"traceEvents": [*ranges, *events]}))
 
     monkeypatch.setattr(settings, "run", run)
     overlap = Costs(1, 1, 1, overlap=2.5)
@@ -540,7 +541,7 @@ def test_a_trace_has_every_action_and_a_gpus_has_kernels(wet, allowance, monkeyp
 
     def run(*given: Any, profiler: Path, **options: Any) -> None:
         plain(*given, profiler=profiler, **options)
-        path = profiler / "rank-2.json"
+        path = file_of(profiler, 2)
         if spoil == "a range":
             path.write_text(path.read_text().replace('"2F3"', '"2F2"'))
         if spoil == "a file":
@@ -557,10 +558,9 @@ def test_a_trace_has_every_action_and_a_gpus_has_kernels(wet, allowance, monkeyp
 @pytest.mark.parametrize(("history", "state"), [([{}], State.PASSED), ([], State.FAILED)])
 def test_a_snapshot_can_be_read_and_is_not_empty(wet, allowance, monkeypatch, history: Any, state: State) -> None:
     def run(plan: Any, *task: Any, snapshot: Path, **options: Any) -> None:
-        snapshot.mkdir()
         for rank in range(plan.num_ranks):
             written = {"segments": [{"total_size": 2**21}], "device_traces": [history]}
-            (snapshot / f"rank-{rank}.pickle").write_bytes(pickle.dumps(written))
+            file_of(snapshot, rank).write_bytes(pickle.dumps(written))
 
     monkeypatch.setattr(settings, "run", run)
     assert traces.snapshot(wet, allowance).state is state

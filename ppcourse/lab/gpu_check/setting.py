@@ -34,10 +34,10 @@ class Setting:
         return self.device == "cpu"
 
     def place(self, name: str) -> Path:
-        """Where a run may write a file a rank, or a folder of them: alone in a folder of this name."""
-        folder = self.folder / name
-        folder.mkdir()
-        return folder / "written"
+        """The path of a file, to which each rank adds its number, alone in a folder of the same name."""
+        path = self.folder / Path(name).stem / name
+        path.parent.mkdir()
+        return path
 
     @staticmethod
     def knows(option: str) -> bool:

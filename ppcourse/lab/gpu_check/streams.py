@@ -52,7 +52,7 @@ def streams(setting: Setting, allowance: Allowance) -> Finding:
     task = tasks.Task(nn.Sequential(*(Running() for _ in range(2 * RANKS))), inputs, targets, F.mse_loss)
     options = {"steps": 3, "optimizer": functools.partial(torch.optim.SGD, lr=0.0)}
     timeline = setting.train(plan, task, [(inputs, targets)] * 3, **options).timeline
-    path = setting.place("streams")
+    path = setting.place("streams.json")
     setting.run(plan, task, profiler=path)
     seen = [kernels(events) for events in events_in(path.parent)]
     if not any(each.busy for each in seen):

@@ -19,7 +19,7 @@ Events: TypeAlias = Sequence[Mapping[str, Any]]
 
 def trace(setting: Setting, allowance: Allowance) -> Finding:
     """A file a rank that can be read, with every action of the rank's row once, and no other rank's."""
-    plan, path = build("1f1b", tasks.P, tasks.M), setting.place("trace")
+    plan, path = build("1f1b", tasks.P, tasks.M), setting.place("trace.json")
     setting.run(plan, tasks.small_gpt(), profiler=path)
     files = [*events_in(path.parent)]
     wrong = [] if len(files) == tasks.P else [f"{tasks.P} ranks wrote {len(files)} traces."]
@@ -39,7 +39,7 @@ def trace(setting: Setting, allowance: Allowance) -> Finding:
 
 def snapshot(setting: Setting, allowance: Allowance) -> Finding:
     """A file a rank, as torch.cuda.memory._dump_snapshot writes them, with memory in it."""
-    path = setting.place("snapshot")
+    path = setting.place("snapshot.pickle")
     setting.run(build("1f1b", tasks.P, tasks.M), tasks.small_gpt(), snapshot=path)
     files = [each for each in sorted(path.parent.rglob("*")) if each.is_file()]
     wrong = [] if len(files) == tasks.P else [f"{tasks.P} ranks wrote {len(files)} snapshots."]
