@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     schedules.add_argument("--comm", type=float, default=0.0, help="what a hop costs, if a rank's F costs 1")
     test = add("test", "Check everything: lint, types, tests, notebooks; other arguments go to pytest on tests/.")
     test.add_argument("--all", action="store_true", help="the long campaigns too")
-    test.add_argument("--quick", action="store_true", help="no notebooks")
+    test.add_argument("--quick", action="store_true", help="no notebooks, and only the fast tests")
     add("doctor", "Say what this machine can do.")
     add("build", "Make the notebooks from solutions/*.py.", add_help=False)  # it has its own
     return top
