@@ -53,6 +53,10 @@ def test_what_is_packed_stays_as_it_was_though_its_layer_writes_into_it_at_once(
     gate.set()
     assert pair[1].receive(message).value.tolist() == [1.0, 1.0, 1.0]
     pair[0].finish()
+    for end in ends:  # no gradient comes back any more
+        end.shutdown(socket.SHUT_RDWR)
+    for link in pair:
+        link.close()
 
 
 def test_jobs_of_one_process_use_the_same_side_streams(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,11 +70,13 @@ def test_jobs_of_one_process_use_the_same_side_streams(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "Stream", new_stream)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     plan, device = pp.build("1f1b", 2, 2), torch.device("cuda:0")
+    links.streams_of.cache_clear()
     for _ in range(3):
         ferry: Any = links._ferry("staged", plan, 0, device, None)
         for name in ("one", "another"):
-            with ferry._streams.aside((test_jobs_of_one_process_use_the_same_side_streams, name)):
+            with ferry._streams.aside(name):
                 pass
+    links.streams_of.cache_clear()  # what stands in for streams here is not to outlive this
     assert made == [device, device]
 
 
