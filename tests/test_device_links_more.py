@@ -20,6 +20,7 @@ from ppcourse.runtime.device_link import DeviceLink
 from ppcourse.runtime.nccl import in_one_order
 from ppcourse.runtime.shared import Peer, SharedLink
 from ppcourse.runtime.staged import TO_HOST
+from ppcourse.runtime.streams import streams_of
 from ppcourse.schedules import SCHEDULES
 from ppcourse.schedules.channels import channels
 
@@ -70,13 +71,13 @@ def test_jobs_of_one_process_use_the_same_side_streams(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "Stream", new_stream)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     plan, device = pp.build("1f1b", 2, 2), torch.device("cuda:0")
-    links.streams_of.cache_clear()
+    streams_of.cache_clear()
     for _ in range(3):
         ferry: Any = links._ferry("staged", plan, 0, device, None)
         for name in ("one", "another"):
             with ferry._streams.aside(name):
                 pass
-    links.streams_of.cache_clear()  # what stands in for streams here is not to outlive this
+    streams_of.cache_clear()  # what stands in for streams here is not to outlive this
     assert made == [device, device]
 
 
