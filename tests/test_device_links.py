@@ -344,6 +344,8 @@ def test_case_R05_all_communicators_are_made_and_used_before_the_first_step(monk
         def new_group(self, ends: list[int], **options: Any) -> str:
             assert options["device_id"] == torch.device("cpu")  # makes it at once, and not when it is first used
             assert options["pg_options"].config.max_ctas == nccl.MAX_CTAS
+            assert not hasattr(options["pg_options"], "of_group")  # torch writes into them: each group has its own
+            options["pg_options"].of_group = options["group_desc"]
             self.log.append(("made", options["group_desc"]))
             return str(options["group_desc"])
 
