@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ppcourse.runtime.device_link import Form
 from ppcourse.runtime.streams import Streams
+from ppcourse.runtime.system import FOREVER
 from ppcourse.runtime.wire import ALIGN
 from ppcourse.schedules.channels import Channel, Kind, channels
 from ppcourse.schedules.schedule import Schedule
@@ -130,9 +131,8 @@ def communicators(
     for channel in in_one_order(plan):
         ends = [channel.source, channel.destination]
         if channel not in known:
-            group = dist.new_group(
-                ends, backend="nccl", pg_options=_options(), device_id=device, group_desc=str(channel)
-            )
+            given = {"timeout": FOREVER, "pg_options": _options(), "device_id": device, "group_desc": str(channel)}
+            group = dist.new_group(ends, backend="nccl", **given)
             known[channel] = Pair(channel, group)
             if rank in ends:
                 _introduce(known[channel], rank == channel.source, device)
