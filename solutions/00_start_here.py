@@ -342,7 +342,7 @@ assert abs(result.loss - alone.loss) < 1e-5
 pp.gantt(pp.simulate(plan, pace), result.timeline, overlay=True)
 
 # %% [markdown]
-# In words: the same order and nearly the same times; each wait is a little longer, for real messages take time.
+# In words: the same order; waits are a little longer, for real messages take time, and first actions on a cold machine.
 #
 # And a plan that cannot work is refused before any process starts. Here rank 1 wants microbatch 1 first, which rank 0
 # sends only after it has microbatch 0 back:
