@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 import torch.nn.functional as F
 from toys import classifier, is_gone, pids_of, rows_of, soon
 
@@ -84,9 +85,29 @@ def test_nothing_is_left_in_the_temporary_folder() -> None:
     folder = Path(server.folder_of(os.getpid()))
     ranks.close_all()
     run(2)
+    assert {*folder.glob("ranks-*")} == {pool.folder for pool in ranks._pools.values()}
+    ranks.close_all()
     assert folder.is_dir()
     assert not list(folder.glob("ranks-*"))
     assert not list(Path(tempfile.gettempdir()).glob("ranks-*"))
+
+
+def test_ranks_that_are_up_can_still_agree_on_a_group_of_two() -> None:
+    """As NCCL's communicators are made, for the channels of the first plan that needs them."""
+
+    def talk(rank: int) -> int:
+        import torch.distributed as dist
+
+        groups = [dist.new_group(ends) for ends in ([0, 1], [1, 2])]
+        heard = torch.tensor([rank])
+        for number, (a, b) in enumerate(((0, 1), (1, 2))):
+            if rank == a:
+                dist.send(torch.tensor([10 + rank]), b, group=groups[number])
+            if rank == b:
+                dist.recv(heard, a, group=groups[number])
+        return int(heard)
+
+    assert pp.on_ranks(talk, p=3) == [0, 10, 11]
 
 
 @pytest.mark.skipif(server.start_method() != "forkserver", reason="nobody is left to tidy up without a server")

@@ -24,6 +24,7 @@ class Job:
     copied    numbers of layers with buffers that live on other ranks too
     training  False: forward only, layers in eval mode, no gradients
     link      what carries messages: a sentence that begins with the link's name, as carriers.py makes it
+    device    where this rank computes: "cpu", or "cuda:1"
     """
 
     plan: Schedule
@@ -37,6 +38,7 @@ class Job:
     keep_sent: bool = False
     training: bool = True
     link: str = "gloo"
+    device: str = "cpu"
     copied: frozenset[int] = frozenset()
 
 

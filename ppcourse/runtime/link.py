@@ -2,8 +2,14 @@
 
 A link carries the messages of a plan's channels: per channel in the sender's order, matched by that order.
 
-    shared   between processes of one host, CPU tensors (shared.py)
-    gloo     between processes of one host or several, CPU tensors
+             between                        tensors in                 what moves them
+    shared   processes of one host          the CPU's memory           memory that both ranks map (shared.py)
+    gloo     processes of any hosts         the CPU's memory           torch.distributed, TCP (here, ends.py)
+    nccl     ranks with a GPU each          the GPUs' memory           NCCL, a communicator a channel (nccl.py)
+    staged   ranks that share a GPU         the GPU's memory           copies through the host's memory (staged.py)
+
+The first two are whole in themselves. The other two are a DeviceLink (device_link.py), which sends a note of each
+message over one of the first two, and differ in how the tensors follow it. links.py opens them by name.
 """
 
 import time
@@ -29,8 +35,13 @@ class Parcel(NamedTuple):
 class Link(Protocol):
     """What the interpreter needs of a link."""
 
-    sent_messages: int
-    sent_bytes: int
+    @property
+    def sent_messages(self) -> int:
+        """Of this step."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of this step, heads included."""
 
     def begin(self) -> None:
         """Before each step: post the first receives."""

@@ -2,8 +2,8 @@
 
 Ranks come from a forkserver that has imported torch once, so that four of them are up in a fraction of a
 second; where there is none, they are spawned (server.py). They are kept from cell to cell, and end with the notebook's
-process, whatever ends that. Everything they have in common lies in a folder of their own, gone once they
-are up: two notebooks never meet.
+process, whatever ends that. Everything they have in common lies in a folder of their own, which ends with them:
+two notebooks never meet.
 """
 
 import atexit
@@ -45,7 +45,7 @@ class Pool:
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
         # in the server's folder, which the server removes if this process is killed at the wrong moment
-        folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=folder_of(os.getpid())))
+        self.folder = folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=folder_of(os.getpid())))
         try:
             self.board = Board(folder / "board", num_ranks, create=True)
             logs = [folder / f"rank-{rank}.log" for rank in range(num_ranks)]
@@ -59,8 +59,9 @@ class Pool:
             self.used = False  # by a run before
             self.busy = False  # with a run
             self._start(folder)
-        finally:
+        except BaseException:
             remove_folder(folder)
+            raise
 
     def _start(self, folder: Path) -> None:
         try:
@@ -120,6 +121,7 @@ class Pool:
         for rank, log in enumerate(self.logs):
             self.unsaid[rank] += self._printed(rank)
             log.close()
+        remove_folder(self.folder)
 
     def _printed(self, rank: int) -> str:
         return "" if self.logs[rank].closed else self.logs[rank].read()

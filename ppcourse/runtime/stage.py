@@ -213,10 +213,11 @@ def check_output(number: int, layer: nn.Module, value: Any) -> None:
 
 def check_crosses(value: Any) -> None:
     """Raise TypeError for what cannot be handed on to another stage, also where that is on the same rank."""
-    tensors = tensors_of(value)
-    plain = all(isinstance(leaf, PLAIN) for leaf in tree_leaves(value))
-    if not plain or any(t.layout is not torch.strided or t.is_quantized or t.is_nested for t in tensors):
-        wire.pack(value, visible=len(tensors))
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            wire.check_memory(leaf)
+        elif not isinstance(leaf, PLAIN):
+            wire.pack(leaf, visible=0)
 
 
 def check_loss(loss: Any) -> None:

@@ -88,7 +88,9 @@ def pack(
         raise TypeError("a tensor inside an object cannot cross with its gradient; hand on tensors, or tuples of them.")
     tensors = [tensor.detach() for tensor in pickler.tensors]
     for tensor in tensors:
-        _check_crosses(tensor)
+        check_memory(tensor)
+        if tensor.device.type != "cpu":
+            raise TypeError(f"a tensor on {tensor.device} cannot cross between ranks; hand on one in the CPU's memory.")
     kinds = [(t.dtype, tuple(t.shape), t.requires_grad) for t in pickler.tensors]
     form = pickle.dumps((file.getvalue(), kinds), protocol=5)
     places, length = _places(kinds, HEADER.size + len(form))
@@ -102,9 +104,10 @@ def pack(
     return buffer
 
 
-def _check_crosses(tensor: Tensor) -> None:
+def check_memory(tensor: Tensor) -> None:
+    """Raise TypeError for a tensor that is more than elements in plain memory, wherever that is."""
     special = tensor.is_nested or tensor.is_quantized or tensor.dtype in PARTS_OF_BYTES
-    if tensor.layout is torch.strided and tensor.device.type == "cpu" and not special:
+    if tensor.layout is torch.strided and not special:
         return
     if tensor.is_nested:
         what, way = "a nested tensor", "pad it with torch.nested.to_padded_tensor()"
@@ -112,10 +115,8 @@ def _check_crosses(tensor: Tensor) -> None:
         what, way = f"a quantized tensor ({tensor.dtype})", "hand on its dequantize()"
     elif tensor.dtype in PARTS_OF_BYTES:
         what, way = f"a tensor of {tensor.dtype}", "view it as torch.uint8"
-    elif tensor.layout is not torch.strided:
-        what, way = f"a {tensor.layout} tensor", "make it dense with to_dense()"
     else:
-        what, way = f"a tensor on {tensor.device}", "hand on one in the CPU's memory"
+        what, way = f"a {tensor.layout} tensor", "make it dense with to_dense()"
     raise TypeError(f"{what} cannot cross between ranks; {way}.")
 
 

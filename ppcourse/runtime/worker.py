@@ -12,11 +12,14 @@ from ppcourse.runtime.call import call
 from ppcourse.runtime.clock import Clock, Pace
 from ppcourse.runtime.interpreter import Interpreter
 from ppcourse.runtime.job import Job, Report
-from ppcourse.runtime.link import GlooLink, Link
+from ppcourse.runtime.link import Link
+from ppcourse.runtime.links import open_link
 from ppcourse.runtime.look import look
 from ppcourse.runtime.meter import Meter, meter_of
-from ppcourse.runtime.shared import Peer, SharedLink
+from ppcourse.runtime.nccl import Communicator
+from ppcourse.runtime.shared import Peer
 from ppcourse.runtime.stage import End, Stage
+from ppcourse.schedules.channels import Channel
 from ppcourse.schedules.schedule import Schedule
 
 
@@ -27,6 +30,7 @@ class Worker:
         self.rank, self.board, self.peers = rank, board, peers
         self.interpreter: Interpreter | None = None
         self.link: Link | None = None
+        self.communicators: dict[Channel, Communicator] = {}  # as long as the pool, over all jobs
         self.step_number = 0
 
     def open(self, job: Job) -> None:
@@ -52,10 +56,7 @@ class Worker:
         latency = pace.comm if pace else 0.0
         if self.link:
             self.link.close()
-        if self.job.link.startswith("gloo"):
-            self.link = GlooLink(plan, self.rank, latency)
-        else:
-            self.link = SharedLink(plan, self.rank, self.peers, latency)
+        self.link = open_link(self.job.link, plan, self.rank, self.peers, latency, self.job.device, self.communicators)
         self.interpreter = Interpreter(plan, self.rank, self.stages, self.link, clock, self.board, self.meter)
         self.interpreter.keep_sent = self.job.keep_sent
 
