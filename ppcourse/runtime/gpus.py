@@ -65,7 +65,7 @@ def nccl_version() -> tuple[int, ...]:
     try:
         import torch.cuda.nccl
 
-        return tuple(torch.cuda.nccl.version())
+        return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     except Exception:  # a torch without CUDA has no such function
         return ()
 
