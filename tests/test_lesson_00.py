@@ -15,6 +15,7 @@ import ppcourse as pp
 from ppcourse.lab import progress
 
 by_value(__name__)
+pytestmark = pytest.mark.thorough
 Answer = Callable[..., Any]
 ROOT = Path(__file__).parents[1]
 
