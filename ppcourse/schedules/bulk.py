@@ -1,8 +1,11 @@
 """For code that makes a million small things at once."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import repeat
+
+from ppcourse.schedules.action import Action, Op
 
 
 @contextmanager
@@ -16,3 +19,8 @@ def collector_paused() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def actions(parts: Iterable[tuple[int, Op, int]]) -> list[Action]:
+    """An action of each (stage, op, microbatch), in half the time that a call of Action for each would take."""
+    return list(map(tuple.__new__, repeat(Action), parts))

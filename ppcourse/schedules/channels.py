@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ppcourse.schedules.action import Action, Op
+from ppcourse.schedules.bulk import collector_paused
 from ppcourse.schedules.dependencies import RESULTS, RULES, Result
 from ppcourse.schedules.schedule import Schedule
 
@@ -79,7 +80,8 @@ def consumer(plan: Schedule, action: Action) -> Action | None:
 
 def channels(plan: Schedule) -> dict[Channel, Traffic]:
     """Every channel that the plan uses. The plan must be legal."""
-    sent, used = _in_order(plan, outgoing), _in_order(plan, incoming)
+    with collector_paused():
+        sent, used = _in_order(plan, outgoing), _in_order(plan, incoming)
     return {c: Traffic(tuple(sent[c]), tuple(used[c]), window(sent[c], used[c])) for c in sent}
 
 
@@ -94,11 +96,12 @@ def _in_order(plan: Schedule, message: Callable[[Schedule, Action], Message | No
 
     near, far = ways(0), ways(plan.num_microbatches - 1)  # all others go the way of one of these
     turn = plan.placement.turn if plan.placement.opposite else plan.num_microbatches
+    new = tuple.__new__  # a message in half the time
     for row in plan.rows:
         for stage, op, i in row:
             if way := (near if i < turn else far)[op][stage]:
                 there, (channel, maker, _) = way
-                there.append(Message(channel, maker, i))
+                there.append(new(Message, (channel, maker, i)))
     return {channel: there for channel, there in found.items() if there}
 
 

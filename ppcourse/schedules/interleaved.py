@@ -1,6 +1,9 @@
 """Interleaved 1F1B: each rank holds v stages, so that a microbatch comes round v times and the bubble is 1/v."""
 
-from ppcourse.schedules.action import Action, Op
+from itertools import chain
+
+from ppcourse.schedules.action import Op
+from ppcourse.schedules.bulk import actions
 from ppcourse.schedules.placement import loop
 from ppcourse.schedules.schedule import Schedule
 
@@ -24,11 +27,8 @@ def interleaved(p: int, m: int, v: int = 2) -> Schedule:
     rows = []
     for r in range(p):
         w = min(total, 2 * (p - 1 - r) + (v - 1) * p)
-        down = [Action(c * p + r, Op.F, g + i) for g in groups for c in range(v) for i in range(p)]
-        back = [Action(c * p + r, Op.B, g + i) for g in groups for c in reversed(range(v)) for i in range(p)]
-        row = down[:w]
-        for forward, backward in zip(down[w:], back, strict=False):
-            row += [forward, backward]
-        row += back[total - w :]
+        down = actions((c * p + r, Op.F, g + i) for g in groups for c in range(v) for i in range(p))
+        back = actions((c * p + r, Op.B, g + i) for g in groups for c in reversed(range(v)) for i in range(p))
+        row = [*down[:w], *chain.from_iterable(zip(down[w:], back, strict=False)), *back[total - w :]]
         rows.append(tuple(row if m % p == 0 else [action for action in row if action.microbatch < m]))
     return Schedule("interleaved", loop(p, v), m, tuple(rows))
