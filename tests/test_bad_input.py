@@ -149,7 +149,8 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no time": ({"timeout": 0}, ["timeout is 0", "seconds above 0", "60"]),
     "time that is a word": ({"timeout": "long"}, ["timeout is 'long'", "seconds above 0", "60"]),
     "time that is nothing": ({"timeout": None}, ["timeout is None", "seconds above 0", "60"]),
-    "a link that is not there": ({"link": "nccl"}, ["link is 'nccl'", "gloo", "say 'gloo', or leave it out"]),
+    "a link that is not there": ({"link": "nccl"}, ["p=2 needs 2 GPUs for NCCL", "found 0", "take device='cpu'"]),
+    "a link that nobody knows": ({"link": "mpi"}, ["link is 'mpi'", "'nccl' or 'staged'", "'shared' or 'gloo'"]),
     "a device that is not there": ({"device": "cuda"}, ["device is 'cuda'", "no GPU was found", "say device='cpu'"]),
 }
 
@@ -244,6 +245,8 @@ def test_a_partition_by_parameters_gives_the_largest_stage_the_fewest() -> None:
 
 
 def test_reference_step_refuses_in_the_same_words() -> None:
+    with pytest.raises(ValueError, match=r"^The batch has no rows; 2 microbatches need at least 2 of them"):
+        pp.reference_step(MODEL, INPUTS[:0], TARGETS[:0], loss_fn=F.cross_entropy, m=2)
     with pytest.raises(ValueError, match=r"^The batch has 8 rows, too few for 9 microbatches"):
         pp.reference_step(MODEL, INPUTS, TARGETS, loss_fn=F.cross_entropy, m=9)
     with pytest.raises(ValueError, match=r"m, the number of microbatches, is 0"):

@@ -24,6 +24,7 @@ from ppcourse.runtime.lanes import Lanes, StreamLanes
 from ppcourse.runtime.link import Parcel
 from ppcourse.runtime.meter import Meter
 from ppcourse.runtime.stage import Stage
+from ppcourse.runtime.tracing import Files, traced
 from ppcourse.schedules.channels import Kind
 
 by_value(__name__)
@@ -300,7 +301,7 @@ def test_a_gpus_memory_that_is_not_enough_is_told_with_rank_stage_and_action() -
     assert told.value.cause == "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."
 
 
-def test_a_profile_has_a_range_for_each_action_of_its_rank(tmp_path: Path) -> None:
+def test_a_profile_has_a_range_for_each_action_of_its_rank(tmp_path: Path, capsys: Any) -> None:
     inputs, targets = rows_of(8)
     plan = pp.build("1f1b", 2, 3)
     pp.run(plan, classifier(), inputs, targets, loss_fn=F.cross_entropy, profiler=tmp_path / "trace.json")
@@ -310,6 +311,7 @@ def test_a_profile_has_a_range_for_each_action_of_its_rank(tmp_path: Path) -> No
         ranges = [event for event in events if event.get("cat") == "user_annotation"]
         named = [event["name"] for event in sorted(ranges, key=lambda event: event["ts"])]
         assert [name for name in named if name[0].isdigit()] == [str(action) for action in plan.rows[rank]]
+    assert capsys.readouterr().out == ""  # the profiler would say when it starts and stops
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -327,3 +329,18 @@ def test_files_that_cannot_be_had_are_a_sentence(case: str, monkeypatch: pytest.
     monkeypatch.setattr("ppcourse.runtime.session.pool_of", started)
     with pytest.raises(ValueError, match=part):
         pp.run("gpipe", classifier(), inputs, targets, loss_fn=F.cross_entropy, p=2, m=2, **options)
+
+
+def test_a_snapshot_is_written_of_a_step_that_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    memory = torch.cuda.memory
+    monkeypatch.setattr(memory, "_record_memory_history", lambda enabled="all": said.append(f"record {enabled}"))
+    monkeypatch.setattr(memory, "_dump_snapshot", lambda path: said.append(f"dump {path}"))
+
+    def out_of_memory() -> None:
+        with traced(Files(snapshot="here")):
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        out_of_memory()
+    assert said == ["record all", "dump here", "record None"]

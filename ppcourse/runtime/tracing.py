@@ -4,8 +4,9 @@ profiler   a Chrome trace by torch.profiler, for chrome://tracing or ui.perfetto
 snapshot   what the GPU's allocator did, with the lines that asked, for pytorch.org/memory_viz
 """
 
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,15 +55,22 @@ def _of_rank(path: Path, rank: int) -> str:
 @contextmanager
 def traced(files: Files) -> Iterator[None]:
     """Write what is asked for of the work within."""
-    profiler, snapshot = files
-    if snapshot:
-        torch.cuda.memory._record_memory_history()
-    if not profiler:
-        yield
-    else:
+    with _remembered(files.snapshot) if files.snapshot else nullcontext():
+        if not files.profiler:
+            yield
+            return
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it tells the learner when it starts and stops
         with torch.profiler.profile() as trace:  # of the CPU, and of CUDA where there is one
             yield
-        trace.export_chrome_trace(profiler)
-    if snapshot:
+        trace.export_chrome_trace(files.profiler)
+
+
+@contextmanager
+def _remembered(snapshot: str) -> Iterator[None]:
+    """Also of work that fails: a step that ran out of memory is the one to look at."""
+    torch.cuda.memory._record_memory_history()
+    try:
+        yield
+    finally:
         torch.cuda.memory._dump_snapshot(snapshot)  # type: ignore[no-untyped-call]
         torch.cuda.memory._record_memory_history(enabled=None)
