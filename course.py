@@ -40,6 +40,7 @@ COMMANDS = {
     "schedules": "compare all schedules: time, bubble, memory, their names elsewhere (-p N -m N --comm C)",
     "test": "check everything: lint, types, tests, every notebook (--quick, --all)",
     "doctor": "say what this machine can do",
+    "gpu-check": "check on this machine's GPUs what the course does, in 5 minutes (--dry: on the CPU; --out FILE)",
     "build": "make the notebooks from solutions/*.py (NN …, --check)",
 }
 HELP = """usage: python3 course.py COMMAND [options]

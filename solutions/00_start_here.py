@@ -25,9 +25,8 @@ import ppcourse as pp
 # %% [markdown]
 # ## What can this machine do?
 #
-# `pp.doctor()` looks around. **Link** is what carries messages between ranks: with p ranks on one machine without
-# GPUs it is *gloo*, a library that sends tensors from process to process. The last column says how far you may believe
-# measured times: when more ranks than cores share a machine, they get into each other's way.
+# `pp.doctor()` looks around. **Link** is what carries messages between the p ranks of a `pp.run`. The last column says
+# how far you may believe measured times: when more ranks than cores share a machine, they get into each other's way.
 
 # %%
 pp.doctor()
@@ -89,8 +88,9 @@ print("in the notebook", counter[0], "- you predicted", pp.prediction("0.A"))
 #
 # ## Messages
 #
-# `dist.send(tensor, to)` sends, `dist.recv(tensor, from_)` fills a tensor that you have made: the receiver must know
-# shape and dtype beforehand. Each send needs one receive on the other side.
+# Your own messages go over *gloo*, a library that sends tensors from process to process. `dist.send(tensor, to)` sends,
+# `dist.recv(tensor, from_)` fills a tensor that you have made: the receiver must know shape and dtype beforehand. Each
+# send needs one receive on the other side.
 
 
 # %% tags=["nbval-check-output"]
@@ -342,7 +342,7 @@ assert abs(result.loss - alone.loss) < 1e-5
 pp.gantt(pp.simulate(plan, pace), result.timeline, overlay=True)
 
 # %% [markdown]
-# In words: the same order and nearly the same times; each wait is a little longer, for real messages take time.
+# In words: the same order; waits are a little longer, for real messages take time, and first actions on a cold machine.
 #
 # And a plan that cannot work is refused before any process starts. Here rank 1 wants microbatch 1 first, which rank 0
 # sends only after it has microbatch 0 back:

@@ -255,8 +255,7 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# GPipe climbs to m and stays there until the first gradient comes back. 1F1B climbs to p and stays there, because each
-# further F follows a B.
+# GPipe climbs to m. 1F1B climbs to p and stays there, because each further F follows a B.
 #
 # ### Exercise 4.2 · What a rank holds · ★ · 4 minutes
 #
@@ -279,8 +278,8 @@ def most_held(rank: int, p: int, m: int) -> int:
 counted = pp.grade("4.2", most_held)
 
 # %% [markdown]
-# Now real ranks, with p = 4 and m = 8. With `memory=True` each rank watches every tensor: `held_bytes` is the most that
-# was alive between two actions, without weights and their gradients.
+# Now real ranks, with p = 4 and m = 8. `held_bytes` is the most that was alive between two actions, without weights and
+# their gradients.
 
 # %%
 metered = {name: pp.run(name, p=4, m=8, memory=True, **task) for name in NAMES}
@@ -381,6 +380,15 @@ print(f"{len(spans)} of {len(plans)} run; the fastest, in {best:g} t_f:", *faste
 for w in [(3, 2, 1, 0), (6, 4, 2, 0)]:
     plan = with_warm_ups(w)
     print(f"{w}: {pp.simulate(plan, pp.Costs(comm=1)).makespan:g} t_f, rank 0 holds {pp.in_flight(plan)[0]:.0f}")
+
+# %% [markdown]
+# Now draw. The grid begins with the second of them, hops of 1 again: type in a row, or place action by action. What
+# breaks a rule is marked, with its sentence; beside time, bubble and memory stands **par**: 1F1B, and ZB-H1 of lesson
+# 06. Can you keep 39 t_f and hold fewer than 7? What is legal runs on real ranks at the press of a button. (Where no
+# kernel runs, you see its chart.)
+
+# %%
+pp.draw_schedule(4, 8, rows=plan.to_text().splitlines(), costs=pp.Costs(comm=1))
 
 # %% [markdown]
 # ## The third answer: recompute

@@ -12,7 +12,7 @@
 #
 # | what | how many | where from |
 # |---|---|---|
-# | questions, with follow-ups, rubric and common wrong answers | 70 at four levels | some are marked *really asked* |
+# | questions, with follow-ups, rubric and common wrong answers | 70 at four levels | 13 *reported from an interview* |
 # | kinds of cards with numbers | 34, drawn anew from a seed | every answer is computed |
 # | mock interviews | as many as there are seeds | against a clock |
 
@@ -235,8 +235,8 @@ assert 0.8 < plain.makespan / woven.makespan < 1.4
 pp.gantt(plain, woven)
 
 # %% [markdown]
-# In words: 1F1B in 33 slots of t_f, interleaved in 28.5; where rank 0 waited in one long stretch, it now waits in
-# shorter ones. Real messages eat part of the gain: there are more than twice as many.
+# In words: 1F1B in 33 slots of t_f, interleaved in 28.5; before its first backward rank 0 now waits 1.5 slots instead
+# of 6. Real messages eat part of the gain: there are more than twice as many.
 #
 # ## Questions
 #
@@ -247,9 +247,10 @@ pp.gantt(plain, woven)
 drills.question("where-the-bubble-comes-from")
 
 # %% [markdown]
-# *Really asked* stands on questions that are known from reports of interviews, at NVIDIA and at Chinese companies, and
-# from posts on Nowcoder and 1point3acres. Who asked which is not recorded. Here are all of them; `drills.pick(seed)`
-# draws any question, `drills.questions(level=2)` gives a level, `drills.questions(lesson=5)` a lesson.
+# *Reported from an interview* stands on questions that people report from NVIDIA and from Chinese companies, or post
+# on Nowcoder and 1point3acres; which of them asked which is not recorded, and we were not there. Here are all of them;
+# `drills.pick(seed)` draws any question, `drills.questions(level=2)` gives a level, `drills.questions(lesson=5)` a
+# lesson.
 
 # %% tags=["nbval-check-output"]
 for one in drills.questions(asked=True):

@@ -150,7 +150,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "time that is a word": ({"timeout": "long"}, ["timeout is 'long'", "seconds above 0", "60"]),
     "time that is nothing": ({"timeout": None}, ["timeout is None", "seconds above 0", "60"]),
     "a link that is not there": ({"link": "nccl"}, ["link is 'nccl'", "gloo", "say 'gloo', or leave it out"]),
-    "a device that is not there": ({"device": "cuda"}, ["device is 'cuda'", "say 'cpu', or leave it out"]),
+    "a device that is not there": ({"device": "cuda"}, ["device is 'cuda'", "no GPU was found", "say device='cpu'"]),
 }
 
 

@@ -31,8 +31,8 @@ def test_the_sentence_names_the_two_actions() -> None:
     assert found is not None
     assert found[:3] == ("blocking", 0, 1)
     assert found.message == (
-        "Where sends block, this plan hangs: rank 0 waits for rank 1 to send after 0F1"
-        " and rank 1 waits for rank 0 to send after 1B0."
+        "Where sends block, this plan hangs: rank 0 stands at its send after 0F1 and waits for rank 1;"
+        " rank 1 stands at its send after 1B0 and waits for rank 0."
     )
 
 
@@ -43,7 +43,7 @@ def test_two_ranks_that_both_send_first(p: int) -> None:
     assert validate(plan) == ()
     found = blocking(plan)
     assert found is not None
-    assert found.message.count("to send after") >= 2
+    assert found.message.count("at its send after") >= 2
 
 
 def test_a_plan_that_breaks_a_rule_is_told_so_first() -> None:

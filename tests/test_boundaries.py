@@ -13,6 +13,7 @@ from toys import assert_same, by_value, classifier, counted, no_rank_starts, row
 import ppcourse as pp
 
 by_value(__name__)
+pytestmark = pytest.mark.thorough
 
 PLANS = {
     "1f1b": pp.build("1f1b", 4, 3),

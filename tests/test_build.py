@@ -255,6 +255,7 @@ def test_check_finds_a_changed_source_and_missing_outputs_and_writes_nothing(les
 # executing
 
 
+@pytest.mark.thorough
 def test_a_lesson_is_executed_in_an_empty_folder_with_progress_of_its_own(progress) -> None:
     cells = [
         "import os, sys, ppcourse as pp\npp.predict('7.1', 3)",
@@ -272,6 +273,7 @@ def test_a_lesson_is_executed_in_an_empty_folder_with_progress_of_its_own(progre
     assert [cell.metadata for cell in book.cells] == [{}, {}, {}]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("cell", "sentence"),
     [

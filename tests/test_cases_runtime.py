@@ -25,6 +25,7 @@ from ppcourse.schedules.channels import channels
 from ppcourse.schedules.fewer import fewer
 
 by_value(__name__)
+pytestmark = pytest.mark.thorough
 
 ADAM = functools.partial(torch.optim.AdamW, lr=0.05)
 

@@ -152,12 +152,15 @@ def commands(*arguments: str) -> dict[str, list[str]]:
 def test_the_parts_of_the_test() -> None:
     assert list(commands()) == ["ruff check", "ruff format", "mypy", "tests", "notebooks", "solutions"]
     assert list(commands("--quick")) == ["ruff check", "ruff format", "mypy", "tests"]
-    assert commands()["tests"] == ["pytest", "tests", *check.TWO_FILES]
-    assert commands("--all")["tests"] == ["pytest", "tests", *check.TWO_FILES, "--all"]
+    assert commands()["tests"] == ["pytest", "tests", *check.THREE_TESTS]
+    assert commands("--all")["tests"] == ["pytest", "tests", *check.THREE_TESTS, "--all"]
+    assert commands("--quick")["tests"] == ["pytest", "tests", *check.THREE_TESTS, "-m", "not thorough"]
+    assert commands("--quick", "-k", "gpipe")["tests"] == ["pytest", "tests", "-k", "gpipe"]
     assert commands("-k", "gpipe", "-x")["tests"] == ["pytest", "tests", "-k", "gpipe", "-x"]
     assert commands("tests/test_cli.py::x")["tests"] == ["pytest", "tests/test_cli.py::x"]
 
 
+@pytest.mark.thorough
 def test_a_failed_part_stops_nothing_and_every_result_is_counted(started, monkeypatch, capfd) -> None:
     (cli.ROOT / "test_one.py").write_text(
         "import os, pathlib, pytest\n"
@@ -177,6 +180,7 @@ def test_a_failed_part_stops_nothing_and_every_result_is_counted(started, monkey
     assert last.startswith("last         ok")
 
 
+@pytest.mark.thorough
 def test_no_notebooks_is_a_failure_that_is_said(started, capfd) -> None:
     for path in (cli.ROOT / "notebooks").iterdir():
         path.unlink()
@@ -185,6 +189,7 @@ def test_no_notebooks_is_a_failure_that_is_said(started, capfd) -> None:
     assert "There are no notebooks in notebooks/" in capfd.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cell", ["import os; os._exit(1)", "import time; time.sleep(60)"])
 def test_the_cells_after_a_dead_or_endless_one_count_as_failed(started, cell) -> None:
     cells = [nbformat.v4.new_code_cell(source) for source in ("1", cell, "raise ValueError", "2")]

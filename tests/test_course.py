@@ -362,14 +362,17 @@ class Program:
         raise TimeoutError(f"no pip in {log}")
 
 
+@pytest.mark.thorough
 def test_asked_to_end_it_ends_pip_too(tmp_path) -> None:
     assert Program(tmp_path).start_and_kill(signal.SIGTERM) == 143
 
 
+@pytest.mark.thorough
 def test_interrupted_it_says_how_to_go_on(tmp_path) -> None:
     assert Program(tmp_path).start_and_kill(signal.SIGINT) == 130
 
 
+@pytest.mark.thorough
 def test_killed_in_the_middle_it_repairs_and_hands_over(tmp_path) -> None:
     program = Program(tmp_path)
     assert program.start_and_kill(signal.SIGKILL) == -signal.SIGKILL
@@ -380,8 +383,6 @@ def test_killed_in_the_middle_it_repairs_and_hands_over(tmp_path) -> None:
     assert out == f"{program.root / '.venv'} doctor --some argument\n"
     assert "Making .venv" in err
 
-    begin = time.monotonic()
-    third = program.start("doctor", pip="end")
+    third = program.start("doctor", pip="hang")  # which would be seen: nothing is installed again
     out, err = third.communicate(timeout=20)
     assert (third.returncode, err) == (7, "")
-    assert time.monotonic() - begin < 2

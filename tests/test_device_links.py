@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -342,8 +343,11 @@ def test_case_R05_all_communicators_are_made_and_used_before_the_first_step(monk
             self.log = told.setdefault(rank, [])
 
         def new_group(self, ends: list[int], **options: Any) -> str:
+            assert options["timeout"] > timedelta(days=1)  # how long a step may stand still is the driver's to say
             assert options["device_id"] == torch.device("cpu")  # makes it at once, and not when it is first used
             assert options["pg_options"].config.max_ctas == nccl.MAX_CTAS
+            assert not hasattr(options["pg_options"], "of_group")  # torch writes into them: each group has its own
+            options["pg_options"].of_group = options["group_desc"]
             self.log.append(("made", options["group_desc"]))
             return str(options["group_desc"])
 

@@ -1,6 +1,5 @@
 """What doctor() says of a machine, and of one that has something wrong with it."""
 
-import subprocess
 import sys
 import tempfile
 from dataclasses import replace
@@ -9,7 +8,7 @@ import pytest
 
 from ppcourse.lab import doctor as module
 from ppcourse.lab.doctor import Report, doctor
-from ppcourse.runtime import carriers
+from ppcourse.runtime import carriers, gpus
 from ppcourse.runtime.prepare import check_options
 from ppcourse.runtime.server import start_method
 from ppcourse.schedules import build
@@ -46,13 +45,13 @@ def test_a_healthy_machine_has_no_warnings(report) -> None:
 @pytest.mark.parametrize("p", [1, 2, 4, 8])
 def test_the_link_is_the_one_that_a_run_takes(report, p: int) -> None:
     taken = check_options(build("gpipe", p, p), "auto", "auto", None, 60.0)
-    assert report.links[p].partition(":")[0].split()[0] == taken.partition(":")[0]
+    assert report.links[p] == taken
 
 
 def test_where_memory_cannot_be_shared_it_says_gloo_and_why(monkeypatch) -> None:
-    monkeypatch.setattr(module, "_gpus", tuple)
+    monkeypatch.setattr(gpus, "installed", tuple)
     monkeypatch.setattr(carriers, "missing", lambda: "this system has none")
-    assert doctor((2,)).links[2] == "gloo between processes on the CPU: there is no GPU, and this system has none"
+    assert doctor((2,)).links[2] == "gloo: this system has none; on the CPU, because no GPU was found"
 
 
 def test_ranks_start_as_the_runtime_starts_them(report) -> None:
@@ -78,22 +77,23 @@ def test_a_container_has_its_share_of_cores_and_memory(monkeypatch) -> None:
     assert doctor().memory_total > GIB // 2
 
 
-def test_gpus_are_named_without_starting_cuda_and_said_to_be_left_alone(monkeypatch) -> None:
-    answer = subprocess.CompletedProcess([], 0, stdout="NVIDIA H200\nNVIDIA H200\n", stderr="")
-    monkeypatch.setattr(subprocess, "run", lambda *args, **options: answer)
-    found = doctor()
+def test_gpus_are_named_and_used_by_as_many_ranks_as_there_are(monkeypatch) -> None:
+    monkeypatch.setattr(gpus, "installed", lambda: (("GPU-1", "NVIDIA H200"), ("GPU-2", "NVIDIA H200")))
+    monkeypatch.setattr(gpus, "built_for_cuda", lambda: True)
+    monkeypatch.delenv(gpus.VISIBLE, raising=False)
+    found = doctor((1, 2, 4))
     assert found.gpus == ("NVIDIA H200", "NVIDIA H200")
-    assert found.links[2] == "shared memory: this version leaves the 2 GPUs alone"
-    assert not sys.modules["torch"].cuda.is_initialized()
+    assert [found.links[p].partition(":")[0] for p in (1, 2, 4)] == ["none", "nccl", "staged"]
+    assert found.times[2] == "real: each rank has a GPU"
+    assert found.times[4] == "distorted: 4 ranks share 2 GPUs; use pace= to see a pipeline's true shape"
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError(), subprocess.TimeoutExpired("nvidia-smi", 20)])
-def test_no_answer_about_gpus_is_no_gpu(monkeypatch, error: Exception) -> None:
-    def fails(*args, **options):
-        raise error
-
-    monkeypatch.setattr(subprocess, "run", fails)
-    assert doctor().gpus == ()
+@pytest.mark.parametrize(("version", "shares"), [((2, 28, 9), False), ((2, 30, 1), True)])
+def test_it_tells_whether_ranks_may_share_a_gpu_over_nccl(monkeypatch, version: tuple[int, ...], shares: bool) -> None:
+    monkeypatch.setattr(gpus, "nccl_version", lambda: version)
+    text = str(doctor())
+    assert f"NCCL     {'.'.join(map(str, version))}: one rank a GPU" in text
+    assert (gpus.SHARING in text) == shares
 
 
 @pytest.mark.parametrize(

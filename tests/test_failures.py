@@ -25,8 +25,9 @@ import ppcourse as pp
 from ppcourse.schedules.action import Op
 
 by_value(__name__)
+pytestmark = pytest.mark.thorough
 
-IN_TIME = 2.0  # seconds from the event, or from the end of the timeout
+IN_TIME = 10.0  # seconds from the event, or from the end of the timeout, on a very busy machine (a hang: 60)
 
 
 def raises() -> None:

@@ -27,6 +27,7 @@ GRID = list(itertools.product(("gpipe", "1f1b"), range(1, 5), range(1, 9)))
 # the model's sizes are the test's own; each case draws a loss, a number of rows and a partition
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "p", "m"), GRID)
 def test_equal_the_unsplit_models(name: str, p: int, m: int) -> None:
     case = p + m

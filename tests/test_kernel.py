@@ -15,7 +15,10 @@ import pytest
 from jupyter_client.manager import KernelManager
 from toys import is_gone, soon
 
+pytestmark = pytest.mark.thorough
+
 PATIENCE = 100.0  # seconds for a cell, on a busy machine
+SOON = 20.0  # seconds on such a machine for what takes a fraction of one, and which would otherwise sleep for 100
 
 
 class Kernel:
@@ -257,8 +260,8 @@ def test_case_R80_an_interrupt_ends_every_rank_and_the_next_cell_works(kernel: K
     kernel.manager.interrupt_kernel()
     result = kernel.result_of(sent)
     assert "KeyboardInterrupt" in result["error"]
-    assert soon(lambda: all(is_gone(pid) for pid in pids[-3:]), 5 - (time.monotonic() - start))
-    assert time.monotonic() - start < 5
+    assert soon(lambda: all(is_gone(pid) for pid in pids[-3:]), SOON - (time.monotonic() - start))
+    assert time.monotonic() - start < SOON
     assert kernel.cell(RUN)["error"] == ""
 
 
@@ -275,8 +278,8 @@ def test_nothing_is_left_when_a_kernel_ends(kernels: list[Kernel], number: int, 
         kernel.manager.shutdown_kernel(now=False)
     else:
         os.kill(kernel.pid, signal.Signals[way])
-    assert soon(lambda: all(is_gone(pid) for pid in family), 5)
-    assert soon(lambda: not left_in(kernel.folder), 5), left_in(kernel.folder)
+    assert soon(lambda: all(is_gone(pid) for pid in family), SOON)
+    assert soon(lambda: not left_in(kernel.folder), SOON), left_in(kernel.folder)
 
 
 def left_in(folder: Path) -> list[str]:

@@ -29,6 +29,7 @@ from ppcourse.runtime.carriers import missing
 from ppcourse.schedules.action import Op
 
 by_value(__name__)
+pytestmark = pytest.mark.thorough
 
 CASES, ALWAYS = 200, 12
 STOPPED = 1.5  # seconds without progress that pass for a hang, where a rank is stopped

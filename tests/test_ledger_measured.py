@@ -26,6 +26,7 @@ from ppcourse.runtime.models import gpt, mlp
 from ppcourse.runtime.profile import Profile
 
 by_value(__name__)
+pytestmark = pytest.mark.thorough
 M, ROWS, WIDTH = 8, 2, 32
 KNOWN = (PARAMETERS, GRADIENTS, ACTIVATIONS, KEPT_FOR_W)  # what a run tells apart
 PLANS = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1, "zb-h2": 1, "v-half": 2}

@@ -15,6 +15,7 @@ import ppcourse as pp
 from ppcourse.lab import progress
 
 by_value(__name__)
+pytestmark = pytest.mark.thorough
 Answer = Callable[..., Any]
 ROOT = Path(__file__).parents[1]
 
@@ -257,6 +258,18 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         fails,
         "deadlock does not hang, it fails. Rank 0 failed: ValueError: Invalid destination rank: destination rank should"
         " not be the same as the rank of the current process.",
+    ),
+    "receives only": (
+        "0.2",
+        lambda rank: dist.recv(torch.ones(3), 1 - rank),
+        "both ranks hang, but 0 sent by rank 0 would meet 1 received by rank 1, in any order; give each message its"
+        " receive.",
+    ),
+    "sends only": (
+        "0.2",
+        lambda rank: dist.send(torch.ones(3), 1 - rank),
+        "both ranks hang, but 1 sent by rank 0 would meet 0 received by rank 1, in any order; give each message its"
+        " receive.",
     ),
     "no function": ("0.2", 7, "7 is no function; write one of the rank."),
     "still both send first": (

@@ -213,6 +213,7 @@ def test_what_the_callers_own_code_raises_keeps_its_lines(batch) -> None:
     assert caught.traceback[-1].name == "broken"
 
 
+@pytest.mark.thorough
 def test_a_stopped_rank_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     script = """
         import time, ppcourse.runtime.ranks as ranks

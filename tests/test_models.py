@@ -63,6 +63,7 @@ def test_making_a_model_leaves_the_callers_random_numbers_alone(make) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.thorough
 def test_a_fresh_gpt_knows_nothing_and_a_few_steps_teach_it_something() -> None:
     model = gpt(layers=2, width=32, heads=2, context=32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

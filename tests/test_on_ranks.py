@@ -19,6 +19,7 @@ from ppcourse.lab.on_ranks import CallError, HangError
 from ppcourse.runtime import ranks
 
 by_value(__name__)
+pytestmark = pytest.mark.thorough
 
 
 def test_each_rank_returns_its_own_and_they_can_talk(capfd: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +135,7 @@ def test_a_hang_is_a_sentence_that_says_where_each_stands(case: str, started: li
     began = time.monotonic()
     with pytest.raises(HangError) as caught:
         pp.on_ranks(function, timeout=1)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 100  # the ranks would wait for ever; seconds on a very busy machine
     said = without_numbers(str(caught.value)).replace("while True:", "pass")  # a loop is caught at either line
     assert said == f"No end after 1 s: {sentence}"
     assert len(started) == 2

@@ -14,6 +14,7 @@ from ppcourse.runtime import clock
 from ppcourse.runtime.clock import Clock, Pace
 
 by_value(__name__)
+pytestmark = pytest.mark.thorough
 F0, F1, B0 = (pp.Action.parse(text) for text in ("0F0", "0F1", "0B0"))
 COSTS = pp.Costs(forward=10.0, input_grad=12.0, weight_grad=8.0)
 

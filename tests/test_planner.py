@@ -399,6 +399,7 @@ def test_hardware_that_is_none_is_refused(make: object, sentence: str) -> None:
         make()  # type: ignore[operator]
 
 
+@pytest.mark.thorough
 def test_64_gpus_are_planned_for_in_seconds() -> None:
     started = time.process_time()
     choice = choose(SEVEN_B, gpus=64, batch=1024)

@@ -10,6 +10,8 @@ import ppcourse as pp
 from ppcourse.analysis.candidate import Candidate
 from ppcourse.runtime.models import mlp
 
+pytestmark = pytest.mark.thorough
+
 WITHIN = 0.05
 SHORTEST = (0.008, 0.025, 0.08)  # seconds of the shortest action: ranks that share cores with others need more
 SHAPE = pp.Shape(layers=10, hidden=64, heads=4, vocab=512, sequence=32)

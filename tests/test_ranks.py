@@ -54,6 +54,7 @@ def test_a_rank_that_died_between_two_runs_is_replaced() -> None:
     assert is_gone(pids[0])
 
 
+@pytest.mark.thorough
 def test_ranks_come_back_when_the_server_they_are_forked_from_died() -> None:
     pids = pids_of(2)
     parent = psutil.Process(pids[0]).ppid()
@@ -207,6 +208,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.thorough
 def test_a_script_without_a_guard_works_and_is_not_run_again_by_the_ranks(tmp_path: Path) -> None:
     """Also where the script has asked for another way to start processes."""
     script, runs = tmp_path / "script.py", tmp_path / "runs"

@@ -460,6 +460,7 @@ SMALL_SHM = """
 """
 
 
+@pytest.mark.thorough
 def test_case_R85_a_full_dev_shm_does_not_matter(tmp_path: Path) -> None:  # noqa: N802
     """As in a container: the script runs where /dev/shm is one page, and full."""
     script = tmp_path / "script.py"

@@ -595,6 +595,7 @@ def test_other_ways_to_differentiate_in_a_forward_are_split(work: Callable[[Any,
     test_case_R55_I_and_W_give_the_gradients_of_B(case)
 
 
+@pytest.mark.thorough
 def test_case_R49_what_is_compiled_runs_as_written() -> None:  # noqa: N802
     compiled = list[Any]()
 

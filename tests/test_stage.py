@@ -367,6 +367,7 @@ def all_sorts() -> nn.Sequential:
     return seeded(lambda: nn.Sequential(Both(), Attends(), Attends(checkpointed=True), Recurs(), Reads()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_tuples_masks_attention_checkpoints_and_recurrent_layers(p: int) -> None:
     generator = torch.Generator().manual_seed(4)

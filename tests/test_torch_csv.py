@@ -401,6 +401,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", RUN)
 def test_torch_runs_our_plans_to_the_gradients_of_the_unsplit_model(ran: tuple[Path, str], name: str) -> None:
     import torch
@@ -419,6 +420,7 @@ def test_torch_runs_our_plans_to_the_gradients_of_the_unsplit_model(ran: tuple[P
             torch.testing.assert_close(got[stage][parameter], gradient, rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.thorough
 def test_torch_cannot_run_losses_out_of_order(ran: tuple[Path, str]) -> None:
     folder, said = ran
     assert not list(folder.glob("out of order.*.pt"))

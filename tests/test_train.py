@@ -14,6 +14,7 @@ from toys import by_value, classifier, counted, no_rank_starts, rows_of, tied
 import ppcourse as pp
 
 by_value(__name__)
+pytestmark = pytest.mark.thorough
 
 OPTIMIZERS = {
     "SGD": functools.partial(torch.optim.SGD, lr=0.5, momentum=0.9, weight_decay=0.01),

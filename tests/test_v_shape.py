@@ -117,6 +117,7 @@ def test_costs_and_holds_no_more_than_published(row: dict) -> None:
         assert 2 * max(in_flight(plan)) <= row["held"]
 
 
+@pytest.mark.thorough
 @every_schedule
 @pytest.mark.parametrize("p", range(1, 17))
 def test_the_bubble_of_a_long_step_does_not_depend_on_its_length(name: str, p: int) -> None:

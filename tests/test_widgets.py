@@ -250,6 +250,7 @@ def median_redraw(panel: Any, control: str, values: list[Any]) -> float:
 LIMIT = 0.2  # seconds, in which a redraw seems to follow the hand
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [*pp.SCHEDULES])
 def test_the_explorer_follows_a_slider_at_its_largest(name: str) -> None:
     panel = pp.explore(name, "zb-h1", p=8, m=32)
@@ -257,6 +258,7 @@ def test_the_explorer_follows_a_slider_at_its_largest(name: str) -> None:
     assert median_redraw(panel, "m", [30, 32, 28]) < LIMIT
 
 
+@pytest.mark.thorough
 def test_the_other_widgets_follow_a_slider_at_their_largest() -> None:
     over_m = pp.explore_m(p=7, m=32)
     assert process_time(lambda: setattr(over_m.p, "value", 8)) < LIMIT
@@ -444,6 +446,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 # in a notebook
 
 
+@pytest.mark.thorough
 def test_a_notebook_with_widgets_runs_and_keeps_their_pictures() -> None:
     made = nbformat.v4.new_notebook(
         metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},

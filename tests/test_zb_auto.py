@@ -78,6 +78,7 @@ def planned(row: dict[str, float], limit: float) -> float:
 # What is published.
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("row", "limit"), ROWS)
 def test_the_papers_eight_choices_cost_what_is_published(row: dict[str, float], limit: str) -> None:
     """The start of the search is their heuristic: the first eight recipes give its cost to the last digit."""
@@ -86,6 +87,7 @@ def test_the_papers_eight_choices_cost_what_is_published(row: dict[str, float], 
     assert min(Plan.of(problem, sweep(problem, recipe)).times.longest for recipe in recipes) == row[f"cost_{limit}"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("row", "limit"), ROWS)
 def test_no_row_of_the_tables_could_be_shorter(row: dict[str, float], limit: str) -> None:
     """In all 28 cases the plan reaches the lower bound; 11 of the published ones do not."""
@@ -95,6 +97,7 @@ def test_no_row_of_the_tables_could_be_shorter(row: dict[str, float], limit: str
     assert cost == pytest.approx(lower_bound(problem_of(row, int(limit[0]) * row["p"])), rel=1e-9)
 
 
+@pytest.mark.thorough
 def test_how_many_published_rows_are_beaten() -> None:
     beaten = [
         case.id
@@ -111,6 +114,7 @@ def as_short_as_published_for_the_limit(column: dict[str, float], place: int) ->
     assert rate <= column["bubble_rate"][place] + 0.5e-6  # they print six digits
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("column", "place"), SAMPLE)
 def test_no_worse_than_published_for_a_limit(column: dict[str, float], place: int) -> None:
     as_short_as_published_for_the_limit(column, place)
@@ -151,6 +155,7 @@ def test_a_plan_is_legal_split_and_within_memory_and_its_clock_is_the_simulators
     assert longest >= lower_bound(problem) * (1 - 1e-9)
 
 
+@pytest.mark.thorough
 @few
 @given(st.integers(1, 4), st.integers(1, 6), st.data())
 def test_never_worse_than_the_orders_made_by_hand(p: int, m: int, data: st.DataObject) -> None:
@@ -251,6 +256,7 @@ def test_costs_must_be_costs_for_that_many_ranks() -> None:
         zb_auto(2, 4, Costs(forward=[1, 2, 3]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("p", "m", "seconds"), [(16, 128, 10), pytest.param(32, 256, 60, marks=pytest.mark.slow)])
 def test_large_plans_come_in_time(p: int, m: int, seconds: float) -> None:
     """Seconds of this process: what else the machine does is not counted. No bound is reached in these cases."""
@@ -381,6 +387,7 @@ def every_row(problem: Problem, row: str = "") -> Iterator[str]:
             yield from every_row(problem, row + letter)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 2), (2, 3), (3, 2)])
 def test_the_exact_solver_finds_the_best_of_all_orders(p: int, m: int) -> None:
     """The judge of the next test, judged by trying everything."""
@@ -406,6 +413,7 @@ SMALL = [(2, 3), (2, 4), (3, 2), (3, 3), (3, 4)]
 LARGEST_GAP = 0.0  # what the cases below have shown, all of them: not one plan could be shorter
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("p", "m"), SMALL)
 def test_small_plans_are_the_best_there_are(p: int, m: int) -> None:
     dice = random.Random(100 * p + m)

@@ -1,4 +1,4 @@
-"""The command line: ppcourse lab | demo | schedules | test | doctor | build.
+"""The command line: ppcourse lab | demo | schedules | test | doctor | gpu-check | build.
 
 Every command imports what it needs when it runs, so that `ppcourse --help` answers at once.
 """
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main(argv: Sequence[str] | None = None) -> int:
     options, extra = parser().parse_known_args(argv)
-    if extra and options.command in ("demo", "schedules", "doctor"):
+    if extra and options.command in ("demo", "schedules", "doctor", "gpu-check"):
         parser().error(f"{options.command} does not know {' '.join(extra)}")
     try:
         return COMMANDS[options.command](options, extra)
@@ -40,8 +40,11 @@ def parser() -> argparse.ArgumentParser:
     schedules.add_argument("--comm", type=float, default=0.0, help="what a hop costs, if a rank's F costs 1")
     test = add("test", "Check everything: lint, types, tests, notebooks; other arguments go to pytest on tests/.")
     test.add_argument("--all", action="store_true", help="the long campaigns too")
-    test.add_argument("--quick", action="store_true", help="no notebooks")
+    test.add_argument("--quick", action="store_true", help="no notebooks, and only the fast tests")
     add("doctor", "Say what this machine can do.")
+    gpus = add("gpu-check", "Check on this machine's GPUs, in 5 minutes at most, what the course does on the CPU.")
+    gpus.add_argument("--dry", action="store_true", help="the same on the CPU, to see that it runs")
+    gpus.add_argument("--out", type=Path, help="the report; gpu_check.md, or gpu_check_dry.md, by default")
     add("build", "Make the notebooks from solutions/*.py.", add_help=False)  # it has its own
     return top
 
@@ -71,6 +74,12 @@ def doctor(options: argparse.Namespace, extra: list[str]) -> int:
     return 0
 
 
+def gpu_check(options: argparse.Namespace, extra: list[str]) -> int:
+    from ppcourse.lab.gpu_check.check import main as look
+
+    return look(options.dry, options.out)
+
+
 def build(options: argparse.Namespace, extra: list[str]) -> int:
     from ppcourse.lab.build import main as make
 
@@ -91,4 +100,12 @@ def test(options: argparse.Namespace, extra: list[str]) -> int:
     return check(ROOT, options.all, options.quick, extra)
 
 
-COMMANDS = {"lab": lab, "demo": demo, "schedules": schedules, "test": test, "doctor": doctor, "build": build}
+COMMANDS = {
+    "lab": lab,
+    "demo": demo,
+    "schedules": schedules,
+    "test": test,
+    "doctor": doctor,
+    "gpu-check": gpu_check,
+    "build": build,
+}

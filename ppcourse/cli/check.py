@@ -11,9 +11,9 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=180", "-p", "no:cacheprovider"]
-# One kernel a notebook, two at once; a cell has its own time limit instead of a test's.
-PARALLEL = ["-n", "2", "--dist", "loadscope", "--timeout=0"]
-TWO_FILES = ["-n", "2", "--dist", "loadfile"]  # two files at once: many tests wait for processes more than they work
+# Three at once, on two cores too: tests and notebooks wait for processes more than they work.
+THREE_FILES = ["-n", "3", "--dist", "loadfile", "--timeout=0"]  # a kernel a notebook; its cells have their own limit
+THREE_TESTS = ["-n", "3", "--dist", "worksteal"]  # whoever has no more takes over: no long file decides the end
 
 
 class Outcome(NamedTuple):
@@ -42,18 +42,22 @@ def check(root: Path, everything: bool, quick: bool, extra: list[str]) -> int:
 
 
 def parts(root: Path, everything: bool, quick: bool, extra: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Name and command, to be run by this Python's -m, of each part of the test."""
+    """Name and command, to be run by this Python's -m, of each part of the test.
+
+    A quick one leaves out the notebooks, and the tests marked thorough unless `extra` chooses tests.
+    """
     code = ["ppcourse", "tests", "course.py", "solutions", "notebooks", "bench"]
     code = [path for path in code if (root / path).exists()]
     yield "ruff check", ["ruff", "check", *code]
     yield "ruff format", ["ruff", "format", "--check", *code]
-    yield "mypy", ["mypy", "--strict", "ppcourse"]
+    yield "mypy", ["mypy", "--strict", "--num-workers", "2", "ppcourse"]
     named = any(Path(root, argument.split("::")[0]).exists() for argument in extra)
-    what = [] if named else ["tests", *([] if extra else TWO_FILES)]
-    yield "tests", ["pytest", *what, *(["--all"] if everything else []), *extra]
+    what = [] if named else ["tests", *([] if extra else THREE_TESTS)]
+    which = [*(["--all"] if everything else []), *(["-m", "not thorough"] if quick and not extra else [])]
+    yield "tests", ["pytest", *what, *which, *extra]
     if not quick:
         for folder in ("notebooks", "solutions"):
-            yield folder, ["pytest", *NBVAL, *PARALLEL, folder]
+            yield folder, ["pytest", *NBVAL, *THREE_FILES, folder]
 
 
 def run_part(root: Path, name: str, command: list[str], folder: Path) -> Outcome:

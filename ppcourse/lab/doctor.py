@@ -5,13 +5,16 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
+
+if TYPE_CHECKING:
+    from ppcourse.runtime.carriers import Choice
 
 OLDEST_TORCH = (2, 10)
 GIB = 2**30
@@ -28,7 +31,8 @@ class Report:
     torch           its version, or why there is none
     cores           that this process may use: in a container they may be fewer than the machine has
     temp_dir        where ranks keep their files while they start; "" if there is no place to write
-    gpus            their names
+    gpus            the names of those that ranks would see
+    nccl            its version, and whether ranks may share a GPU over it
     links, times    for each number of ranks, what carries their messages, and what a measured time means
 
     Sizes are in bytes; shm_free is None where there is no /dev/shm.
@@ -44,6 +48,7 @@ class Report:
     temp_free: int
     shm_free: int | None
     gpus: tuple[str, ...]
+    nccl: str
     start_method: str
     links: dict[int, str]
     times: dict[int, str]
@@ -63,6 +68,7 @@ class Report:
             f"memory   {_gib(self.memory_free)} free of {_gib(self.memory_total)}",
             f"disk     {_gib(self.temp_free)} free in {self.temp_dir or 'no place'}{shm}",
             f"GPUs     {', '.join(self.gpus) or 'none'}",
+            f"NCCL     {self.nccl}",
             f"ranks    started by {self.start_method}: {WHY_START[self.start_method]}",
             "",
             f"ranks    {'link':{wide}}  measured times are",
@@ -76,10 +82,13 @@ class Report:
 
 def doctor(ranks: tuple[int, ...] = (1, 2, 4, 8)) -> Report:
     """What this machine can do, and what runs of these numbers of ranks would use here. CUDA is not started."""
+    from ppcourse.runtime import gpus
+    from ppcourse.runtime.carriers import choose
     from ppcourse.runtime.server import start_method
 
+    chosen = {p: choose("auto", "auto", p) for p in ranks}
     cores, memory, limit = _cores(), psutil.virtual_memory(), _memory_limit()
-    temp_dir, gpus = _temp_dir(), _gpus()
+    temp_dir = _temp_dir()
     return Report(
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
@@ -90,10 +99,11 @@ def doctor(ranks: tuple[int, ...] = (1, 2, 4, 8)) -> Report:
         temp_dir=temp_dir,
         temp_free=shutil.disk_usage(temp_dir).free if temp_dir else 0,
         shm_free=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None,
-        gpus=gpus,
+        gpus=gpus.visible(),
+        nccl=_nccl(),
         start_method=start_method(),
-        links={p: _link(p, len(gpus)) for p in ranks},
-        times={p: _times(p, cores) for p in ranks},
+        links={p: choice.link for p, choice in chosen.items()},
+        times={p: _times(choice, cores) for p, choice in chosen.items()},
     )
 
 
@@ -124,16 +134,6 @@ def _torch() -> str:
     return str(torch.__version__)
 
 
-def _gpus() -> tuple[str, ...]:
-    """Asked of nvidia-smi, because torch may start CUDA in this process to count them."""
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return tuple(answer.stdout.strip().splitlines()) if answer.returncode == 0 else ()
-
-
 def _temp_dir() -> str:
     try:
         with tempfile.TemporaryFile() as file:
@@ -143,21 +143,27 @@ def _temp_dir() -> str:
         return ""
 
 
-def _link(p: int, num_gpus: int) -> str:
-    from ppcourse.runtime.carriers import carrier
+def _nccl() -> str:
+    from ppcourse.runtime import gpus
 
-    name, _, reason = carrier("auto", p).partition(": ")
-    if p == 1:
-        return f"{name}: {reason}"
-    gpus = f"this version leaves the {num_gpus} GPUs alone" if num_gpus else "there is no GPU"
-    return (
-        f"shared memory: {gpus}" if name == "shared" else f"{name} between processes on the CPU: {gpus}, and {reason}"
-    )
+    version = gpus.nccl_version()
+    if not version:
+        return "none in this torch"
+    told = ".".join(map(str, version))
+    if not gpus.may_share():
+        return f"{told}: one rank a GPU"
+    return f"{told}: one rank a GPU; several, if {gpus.SHARING}=1 is set and a run has link='nccl'"
 
 
-def _times(p: int, cores: int) -> str:
+def _times(choice: "Choice", cores: int) -> str:
+    p, places = len(choice.devices), len(set(choice.devices))
+    if choice.device == "cuda" and places < p:
+        many = "a GPU" if places == 1 else f"{places} GPUs"
+        return f"distorted: {p} ranks share {many}; use pace= to see a pipeline's true shape"
     if p == 1:
         return "real"
+    if choice.device == "cuda":
+        return "real: each rank has a GPU"
     if p <= cores:
         return "real: each rank has a core"
     return f"distorted: {p} ranks share {cores} core{'s' * (cores > 1)}; use pace= to see a pipeline's true shape"

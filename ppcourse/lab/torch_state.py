@@ -1,4 +1,4 @@
-"""What code that is ended in the middle may leave of torch's: modes on a stack, gradients switched off, a dtype.
+"""What code that is ended in the middle may leave of torch's: modes, hooks on all modules, gradients off, a dtype.
 
 `with torch.no_grad():` and the counters of torch put things back when they are left. An exception that a timer
 raises may come while they are being left, and then nobody does.
@@ -7,17 +7,27 @@ raises may come while they are being left, and then nobody does.
 import sys
 from typing import NamedTuple
 
+HOOKS = (  # torch's registers of hooks that are called for each module, which counters of FLOPs use too
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_hooks_always_called",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
+
 
 class TorchState(NamedTuple):
     """What torch is set to in this thread; of a torch that is not loaded, what it will be set to.
 
     dispatch, function   the number of modes on torch's two stacks
+    hooks                on all modules: register and number; one that stays may keep tensors alive
     """
 
     grad: bool = True
     dtype: str = "float32"
     dispatch: int = 0
     function: int = 0
+    hooks: frozenset[tuple[str, int]] = frozenset()
 
 
 def torch_state() -> TorchState:
@@ -26,18 +36,23 @@ def torch_state() -> TorchState:
         return TorchState()
     dtype = str(torch.get_default_dtype()).removeprefix("torch.")
     stacks = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
-    return TorchState(torch.is_grad_enabled(), dtype, *stacks)
+    registers = torch.nn.modules.module
+    hooks = frozenset((name, number) for name in HOOKS for number in getattr(registers, name))
+    return TorchState(torch.is_grad_enabled(), dtype, *stacks, hooks)
 
 
 def restore(state: TorchState) -> None:
-    """Set torch to `state` again. Modes that came since are taken off; one that was taken off too often is lost."""
-    if torch_state() == state:
+    """Set torch to `state` again. Modes and hooks that came since are taken off; one taken off too often is lost."""
+    now = torch_state()
+    if now == state:
         return
     import torch
 
     torch.set_grad_enabled(state.grad)
     torch.set_default_dtype(getattr(torch, state.dtype))
-    for _ in range(torch_state().dispatch - state.dispatch):
+    for name, number in now.hooks - state.hooks:
+        getattr(torch.nn.modules.module, name).pop(number, None)
+    for _ in range(now.dispatch - state.dispatch):
         torch._C._pop_torch_dispatch_stack(None)
-    for _ in range(torch_state().function - state.function):
+    for _ in range(now.function - state.function):
         torch._C._pop_torch_function_stack()

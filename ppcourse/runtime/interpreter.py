@@ -1,6 +1,7 @@
 """Runs any schedule: for action in row, HANDLERS[action.op](action)."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from ppcourse.analysis.timeline import Span
 from ppcourse.runtime.board import Board, State
 from ppcourse.runtime.clock import Clock
 from ppcourse.runtime.ends import Arrival
+from ppcourse.runtime.lanes import Lanes
 from ppcourse.runtime.link import Link, Parcel
 from ppcourse.runtime.meter import Between, Meter
 from ppcourse.runtime.stage import End, Stage, as_inputs, check_crosses
@@ -34,6 +36,9 @@ class Interpreter:
 
     now        the action under way, for whoever has to report a failure
     keep_sent  keep what is sent until its backward, which needs only what its graph has saved
+    lanes      the streams of a GPU that stages work on
+    named      makes the context in which an action is seen by its name, when somebody looks
+    finished   grows as the row gets on; on a GPU it counts each action twice, when it is told and when it is done
     """
 
     def __init__(
@@ -60,6 +65,9 @@ class Interpreter:
         self.keep_sent = False
         self.sent: dict[tuple[int, int], Any] = {}
         self.finished = 0
+        self.lanes = Lanes()
+        self.named: Callable[[str], AbstractContextManager[Any]] = nullcontext
+        self.marks: list[tuple[int, tuple[Action, ...], Any, Any]] = []
         self.handed_over: dict[tuple[Kind, int, int], Any] = {}
 
     def run(self, inputs: dict[int, Any], ends: dict[int, End]) -> Step:
@@ -71,6 +79,7 @@ class Interpreter:
             together = self.row[position : position + 1 + (position in self.pairs)]
             self._run_together(position, together)
             position += len(together)
+        self._settle()
         self.now = None
         self._note(State.IDLE, len(self.row))
         return self.step
@@ -83,23 +92,37 @@ class Interpreter:
             self.meter.turn_to((self.now.stage, self.now.microbatch))
             given.append(self._given(self.now))
         start = self.clock.start(max(arrival.at for arrival in given))
+        self.lanes.fork()
         parcels = []
         for place, self.now in enumerate(together, position):
             self._note(State.RUNNING, place)
             self.meter.turn_to((self.now.stage, self.now.microbatch))
-            with self.meter:
-                result = self.handlers[self.now.op](self.now, given.pop(0).value)
-            self.clock.worked()
-            parcels.append(self._pack(self.now, result))
+            with self.lanes.of(self.now.stage, given[0].value):
+                with self.meter, self.named(str(self.now)):
+                    result = self.handlers[self.now.op](self.now, given.pop(0).value)
+                self.clock.worked()
+                parcels.append(self._pack(self.now, result))
             if self.keep_sent:
                 self._keep(self.now, result)
             del result
             self.step.peak_held = max(self.step.peak_held, sum(s.held for s in self.stages.values()))
+        self.lanes.join()
         end = self.clock.end(*together)
         self._send(parcels)
         self.meter.boundary(self._between())
-        self.step.spans += [Span(self.rank, action, start, end) for action in together]
+        self.marks.append((position, together, start, end))
         self.finished += len(together)
+
+    def _settle(self) -> None:
+        """Spans from marks. Where the host has run ahead, it waits here for the GPU, action by action."""
+        for position, together, start, end in self.marks:
+            if self.clock.runs_ahead:
+                self.now = together[0]  # a failure that the GPU tells late belongs about here
+                self._note(State.RUNNING, position)
+                self.finished += len(together)
+            first, last = self.clock.seconds(start), self.clock.seconds(end)
+            self.step.spans += [Span(self.rank, action, first, last) for action in together]
+        self.marks = []
 
     def _send(self, parcels: list[Parcel | None]) -> None:
         while parcels:  # emptied, so that what is sent is let go

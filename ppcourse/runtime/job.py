@@ -8,6 +8,7 @@ from torch import nn
 from ppcourse.analysis.timeline import Span
 from ppcourse.runtime.meter import Memory
 from ppcourse.runtime.stage import LossFunction
+from ppcourse.runtime.tracing import NO_FILES, Files
 from ppcourse.runtime.training import Trainer
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule
@@ -25,6 +26,7 @@ class Job:
     training  False: forward only, layers in eval mode, no gradients
     link      what carries messages: a sentence that begins with the link's name, as carriers.py makes it
     device    where this rank computes: "cpu", or "cuda:1"
+    files     that this rank writes
     """
 
     plan: Schedule
@@ -39,6 +41,7 @@ class Job:
     training: bool = True
     link: str = "gloo"
     device: str = "cpu"
+    files: Files = NO_FILES
     copied: frozenset[int] = frozenset()
 
 

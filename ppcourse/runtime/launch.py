@@ -1,9 +1,12 @@
 """run and evaluate: check everything → ship → collect."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ppcourse.runtime.batch import Batch, batch_of, join, reduction_of, split_batch, split_extras
+from ppcourse.runtime.carriers import choose
 from ppcourse.runtime.errors import briefly
 from ppcourse.runtime.extras import check_extras
 from ppcourse.runtime.job import Job, Report
@@ -24,6 +27,7 @@ from ppcourse.runtime.result import Evaluation, Result, bytes_of
 from ppcourse.runtime.session import session
 from ppcourse.runtime.stage import End, LossFunction
 from ppcourse.runtime.statistics import check_statistics
+from ppcourse.runtime.tracing import files_of
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule, forward_only
 
@@ -53,6 +57,8 @@ def run(
     keep_sent: bool = False,
     seed: int = 0,
     timeout: float = 60.0,
+    profiler: str | Path | None = None,
+    snapshot: str | Path | None = None,
 ) -> Result:
     """One training step of `model` on real ranks, as `plan` orders it; the caller's model stays as it is.
 
@@ -66,7 +72,9 @@ def run(
     reduction        "mean": Σ wᵢLᵢ ÷ Σ wᵢ; "sum": Σ Lᵢ; by default loss_fn.reduction, else mean
     weight           target of a microbatch → wᵢ; by default its number of rows
     partition        "uniform", "parameters", "profiled" (by times measured here first), or the layers of each stage
-    link             what carries messages: "shared", "gloo", or "auto" for the fastest that can be had here
+    device           "cpu", "cuda", or "auto": the GPUs, if there are any
+    link             what carries messages: on the CPU "shared" or "gloo", on GPUs "nccl" or "staged", or "auto" for
+                     the fastest that can be had here
     pace             costs in seconds: every action lasts its nominal time, so that any machine shows the
                      pipeline's true shape; the result is then called paced
     memory           also measure bytes (slower: do not read times from such a run)
@@ -74,11 +82,15 @@ def run(
     keep_sent        keep what a stage has sent until its backward, which does not need it: to see what that costs
     seed             of the layers' random numbers, which depend on layer and microbatch but not on the plan
     timeout          seconds without any rank finishing an action, after which the step is given up
+    profiler         a file to which each rank adds its number and writes a Chrome trace: trace-rank-0.json
+    snapshot         the same with the history of a GPU's memory
 
     Raises ValueError, before any rank starts, for what cannot work, and RankError if a rank fails.
     """
     resolved = check_trains(resolve_plan(plan, p, m, v))
     carrier = check_options(resolved, device, link, pace, timeout)
+    devices, _ = choice = choose(device, link, resolved.num_ranks)
+    files = files_of(profiler, snapshot, devices)
     kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
     given = check_extras(extras, layers_of(model))
     batch = batch_of(inputs, targets, given, resolved.num_microbatches, kind, weight)
@@ -88,18 +100,9 @@ def run(
     probe(made, batch, loss_fn)
 
     def job(rank: int) -> Job:
-        return Job(
-            resolved,
-            made.of_rank(rank),
-            loss_fn,
-            pace,
-            memory,
-            recompute,
-            seed,
-            keep_sent=keep_sent,
-            copied=copied,
-            link=carrier,
-        )
+        options = pace, memory, recompute, seed, None, keep_sent
+        told = Job(resolved, made.of_rank(rank), loss_fn, *options, copied=copied, link=carrier)
+        return replace(told, device=devices[rank], files=files[rank])
 
     with session(made, job, timeout) as ranks:
         reports = ranks.step(batch)
@@ -108,7 +111,7 @@ def run(
         loss=sum(report.loss for report in reports),
         grads=grads,
         timeline=ranks.timeline(reports),
-        device="cpu",
+        device=choice.device,
         link=carrier,
         **measured(resolved, reports),
     )
@@ -142,7 +145,7 @@ def evaluate(
     """
     resolved = forward_only(resolve_plan(plan, p, m, v))
     carrier = check_options(resolved, device, link, pace, timeout)
-    m = resolved.num_microbatches
+    devices, m = choose(device, link, resolved.num_ranks).devices, resolved.num_microbatches
     given = check_extras(extras, layers_of(model))
     if targets is None:
         xs, _ = split_batch(inputs, None, m)
@@ -154,7 +157,9 @@ def evaluate(
     made = cut(resolved, model, partition_by_profile(partition, resolved, model, batch, judge))
 
     def job(rank: int) -> Job:
-        return Job(resolved, made.of_rank(rank), judge, pace, seed=seed, training=False, link=carrier)
+        return Job(
+            resolved, made.of_rank(rank), judge, pace, seed=seed, training=False, link=carrier, device=devices[rank]
+        )
 
     with session(made, job, timeout) as ranks:
         reports = ranks.step(batch)

@@ -9,7 +9,7 @@ from ppcourse.runtime.link import GlooLink, Link
 from ppcourse.runtime.nccl import Communicator, Nccl, communicators
 from ppcourse.runtime.shared import Peer, SharedLink
 from ppcourse.runtime.staged import Staged
-from ppcourse.runtime.streams import CudaStreams
+from ppcourse.runtime.streams import streams_of
 from ppcourse.schedules.channels import Channel
 from ppcourse.schedules.schedule import Schedule
 
@@ -41,7 +41,7 @@ def open_link(
 def _ferry(
     name: str, plan: Schedule, rank: int, device: torch.device, known: dict[Channel, Communicator] | None
 ) -> Ferry:
-    streams = CudaStreams(device)
+    streams = streams_of(device)
     if name == "staged":
         return Staged(streams)
     return Nccl(streams, communicators(plan, rank, device, {} if known is None else known))

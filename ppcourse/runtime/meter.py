@@ -161,7 +161,7 @@ class LiveBytes(Meter):
 
 
 class AllocatorBytes(LiveBytes):
-    """On a GPU: kinds as seen by operators, the peak as the caching allocator counts it (untested so far)."""
+    """On a GPU: kinds as seen by operators, the peak as the caching allocator counts it (not run on one so far)."""
 
     def reset(self) -> None:
         torch.cuda.synchronize()
@@ -191,9 +191,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def meter_of(model: nn.Module) -> LiveBytes:
-    """What measures the bytes of a rank with this model."""
-    on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+def meter_of(model: nn.Module, device: str = "cpu") -> LiveBytes:
+    """What measures the bytes of a rank with this model, which may have no weights to tell by where it is."""
+    on_gpu = device != "cpu" or any(parameter.is_cuda for parameter in model.parameters())
     return AllocatorBytes(model) if on_gpu else LiveBytes(model)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ppcourse.runtime.device_link import Form
 from ppcourse.runtime.streams import Streams
+from ppcourse.runtime.system import FOREVER
 from ppcourse.runtime.wire import ALIGN
 from ppcourse.schedules.channels import Channel, Kind, channels
 from ppcourse.schedules.schedule import Schedule
@@ -127,12 +128,11 @@ def communicators(
 
     known   made before, for another job of these ranks; those that are new are added to it
     """
-    options = dist.ProcessGroupNCCL.Options()
-    options.config.max_ctas = MAX_CTAS
     for channel in in_one_order(plan):
         ends = [channel.source, channel.destination]
         if channel not in known:
-            group = dist.new_group(ends, backend="nccl", pg_options=options, device_id=device, group_desc=str(channel))
+            given = {"timeout": FOREVER, "pg_options": _options(), "device_id": device, "group_desc": str(channel)}
+            group = dist.new_group(ends, backend="nccl", **given)
             known[channel] = Pair(channel, group)
             if rank in ends:
                 _introduce(known[channel], rank == channel.source, device)
@@ -143,6 +143,13 @@ def in_one_order(plan: Schedule) -> list[Channel]:
     """The plan's channels, in an order that is the same on every rank."""
     kinds = list(Kind)
     return sorted(channels(plan), key=lambda channel: (channel.source, channel.destination, kinds.index(channel.kind)))
+
+
+def _options() -> Any:
+    """For one group: torch writes the group's name and ranks into them, and the group goes on reading them."""
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.max_ctas = MAX_CTAS
+    return options
 
 
 def _introduce(pair: Communicator, sends: bool, device: torch.device) -> None:

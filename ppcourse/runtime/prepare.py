@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from ppcourse.analysis.partition import partition as partition_layers
-from ppcourse.runtime.carriers import carrier
+from ppcourse.runtime.carriers import choose
 from ppcourse.runtime.shipping import check_travels, weights_in
 from ppcourse.runtime.training import Tie
 from ppcourse.schedules import SCHEDULES, build
@@ -203,9 +203,7 @@ def check_trains(plan: Schedule) -> Schedule:
 
 def check_options(plan: Schedule, device: str, link: str, pace: Costs | None, timeout: float) -> str:
     """Raise ValueError for a device, link, pace or timeout that cannot be had; which link carries messages, and why."""
-    if device not in ("auto", "cpu"):
-        raise ValueError(f"device is {device!r}, but ranks run on the CPU so far; say 'cpu', or leave it out.")
-    chosen = carrier(link, plan.num_ranks)
+    chosen = choose(device, link, plan.num_ranks).link
     if not (isinstance(timeout, Real) and timeout > 0):
         raise ValueError(f"timeout is {timeout!r}; it is a number of seconds above 0, for example 60.")
     if pace is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ppcourse.runtime import system, wire
+from ppcourse.runtime import gpus, system, wire
 from ppcourse.runtime.board import Board
 from ppcourse.runtime.carriers import missing
 from ppcourse.runtime.errors import Failure
@@ -30,10 +30,11 @@ from ppcourse.runtime.worker import Worker, barrier
 UP = b"up"  # what a rank says first
 
 
-def rank_main(rank: int, num_ranks: int, pipe: Connection, folder: str) -> None:
-    """The life of a rank process."""
+def rank_main(rank: int, num_ranks: int, pipe: Connection, folder: str, environment: dict[str, str]) -> None:
+    """The life of a rank process. `environment` is what it must be told of it (gpus.py)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt of the notebook is the driver's to handle
     system.die_with_parent()
+    gpus.adopt(environment)
     system.sleep_precisely()
     system.speak_into(Path(folder) / f"rank-{rank}.log")
     torch.set_num_threads(1)

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 import torch
 
-from ppcourse.runtime import watch, wire
+from ppcourse.runtime import gpus, watch, wire
 from ppcourse.runtime.board import Board
 from ppcourse.runtime.errors import Failure
 from ppcourse.runtime.process import UP, rank_main
@@ -58,6 +58,7 @@ class Pool:
             self.alive = True
             self.used = False  # by a run before
             self.busy = False  # with a run
+            self.environment = gpus.environment()
             self._start(folder)
         except BaseException:
             remove_folder(folder)
@@ -68,7 +69,7 @@ class Pool:
             with starting() as context:
                 for rank in range(self.num_ranks):
                     here, there = context.Pipe()
-                    arguments = (rank, self.num_ranks, there, str(folder))
+                    arguments = (rank, self.num_ranks, there, str(folder), self.environment)
                     process = context.Process(target=rank_main, args=arguments, daemon=True, name=f"rank {rank}")
                     process.start()
                     there.close()
@@ -103,8 +104,12 @@ class Pool:
         return "\n".join(said)
 
     def healthy(self) -> bool:
-        """Whether it can take orders: alive, and every process still there."""
-        return self.alive and all(process.is_alive() for process in self.processes)
+        """Whether it can take orders: alive, every process still there, and GPUs chosen as they would be now."""
+        return (
+            self.alive
+            and self.environment == gpus.environment()
+            and all(process.is_alive() for process in self.processes)
+        )
 
     def kill(self) -> None:
         """End every process, now. What they printed can still be asked for."""

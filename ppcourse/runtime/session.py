@@ -106,8 +106,8 @@ def _on_a_pool(cut: Cut, orders: Sequence[bytes], job: Job, timeout: float) -> I
 
 def _opened(cut: Cut, orders: Sequence[bytes], job: Job, timeout: float) -> Pool:
     """A pool whose ranks have opened their jobs."""
-    # a rank's first optimizer makes torch import for seconds, which is no hang
-    patience = timeout if job.trainer is None else max(timeout, START_TIMEOUT)
+    # a rank's first optimizer makes torch import for seconds, and CUDA takes as long to start; neither is a hang
+    patience = timeout if job.trainer is None and job.device == "cpu" else max(timeout, START_TIMEOUT)
     pool = pool_of(cut.plan.num_ranks)
     try:
         pool.call(orders, cut.plan, patience)

@@ -76,6 +76,7 @@ class Stage:
         self.losses: list[Tensor] = []
         self.extras: Mapping[int, Mapping[str, Any]] = {}
         self.copied = {number for number in copied if number in layers}
+        self.generators: Sequence[torch.Generator] = (torch.default_generator,)  # on a GPU, that GPU's too
         self._takes = {number: taken_by([layer]) for number, layer in layers.items()}
         self._buffered = [module for layer in layers.values() for module in layer.modules() if module._buffers]
 
@@ -173,7 +174,7 @@ class Stage:
         value, extras = aliases(inputs), self.extras.get(microbatch, {})
         with cutting(splitter, self._buffered) if splitter else nullcontext():
             for number, layer in self.layers.items():
-                seed_for(self.seed, self.step, number, microbatch)
+                seed_for(self.seed, self.step, number, microbatch, self.generators)
                 try:
                     value = call(number, layer, value, self._takes[number], extras)
                 except SplitError as error:
@@ -188,10 +189,17 @@ class Stage:
         return value, loss * end.scale if end.scale else torch.zeros_like(loss.detach())
 
 
-def seed_for(seed: int, step: int, layer: int, microbatch: int) -> None:
-    """Seed the generator for one layer and microbatch."""
+def seed_for(
+    seed: int,
+    step: int,
+    layer: int,
+    microbatch: int,
+    generators: Sequence[torch.Generator] = (torch.default_generator,),
+) -> None:
+    """Seed the generators for one layer and microbatch."""
     # not torch.manual_seed, which asks every kind of device and takes a hundred times as long
-    torch.default_generator.manual_seed(hash((seed, step, layer, microbatch)) & (2**63 - 1))
+    for generator in generators:
+        generator.manual_seed(hash((seed, step, layer, microbatch)) & (2**63 - 1))
 
 
 def tensors_of(value: Any) -> list[Tensor]:

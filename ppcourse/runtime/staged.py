@@ -25,7 +25,10 @@ class Staged:
         return self._streams.holds(tensor)
 
     def load(self, channel: Channel, cargo: Sequence[Tensor]) -> "OnHost":
-        streams, made = self._streams, self._streams.mark()
+        streams = self._streams
+        # the copy to the host comes later, and a layer may write at once into what it has handed on
+        cargo = [tensor.clone() for tensor in cargo]
+        made = streams.mark()
         hosts = [streams.new_on_host(tuple(tensor.shape), tensor.dtype) for tensor in cargo]
         with streams.aside(TO_HOST):
             streams.wait(made)

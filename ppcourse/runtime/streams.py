@@ -3,6 +3,7 @@
 A mark is a point in a stream: everything that the stream has been told before.
 """
 
+import functools
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -73,7 +74,8 @@ class CudaStreams:
         into.copy_(source, non_blocking=True)
 
     def mark(self) -> torch.cuda.Event:
-        mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # blocking: whoever waits for it on the host sleeps, and leaves the processor to other ranks
+        mark = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         mark.record(torch.cuda.current_stream(self._device))
         return mark
 
@@ -88,3 +90,13 @@ class CudaStreams:
 
     def uses(self, tensor: Tensor) -> None:
         tensor.record_stream(torch.cuda.current_stream(self._device))
+
+
+@functools.cache
+def streams_of(device: torch.device) -> CudaStreams:
+    """Those of this process, the same for every job.
+
+    torch has 32 streams for a GPU, NCCL's among them, and then gives out the first again: a stream of a later job
+    could be one on which a transfer waits, and what it is told would wait too.
+    """
+    return CudaStreams(device)

@@ -10,6 +10,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from ppcourse.runtime.batch import Batch, batch_of, reduction_of, rows_of
+from ppcourse.runtime.carriers import choose
 from ppcourse.runtime.errors import briefly
 from ppcourse.runtime.extras import check_extras
 from ppcourse.runtime.job import Job, Report
@@ -77,6 +78,7 @@ def train(
     """
     resolved = check_trains(resolve_plan(plan, p, m, v))
     carrier = check_options(resolved, device, link, pace, timeout)
+    places = choose(device, link, resolved.num_ranks).devices
     check_function(optimizer, "optimizer", "torch.optim.SGD or functools.partial(torch.optim.AdamW, lr=1e-3)")
     kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
     check_count(steps, "steps")
@@ -95,9 +97,9 @@ def train(
     def job(rank: int) -> Job:
         owns = Trainer(optimizer, clip_norm, made.ties(rank))
         options = pace, memory, recompute, seed, owns, keep_sent
-        return Job(resolved, made.of_rank(rank), loss_fn, *options, copied=copied, link=carrier)
+        return Job(resolved, made.of_rank(rank), loss_fn, *options, copied=copied, link=carrier, device=places[rank])
 
-    log, wrong = _Log(carrier), None
+    log, wrong = _Log(carrier, places[0].partition(":")[0]), None
     with session(made, job, timeout) as ranks, tqdm(total=steps, disable=not progress, unit="step") as bar:
         try:
             for batch in itertools.islice(itertools.chain([first], coming), steps):
@@ -121,6 +123,7 @@ class _Log:
     """What there is to tell of the steps so far."""
 
     carrier: str
+    device: str
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -142,7 +145,7 @@ class _Log:
             step_times=tuple(self.times),
             state_dict={name: value for state in states for name, value in state.items()},
             timeline=ranks.timeline(self.reports),
-            device="cpu",
+            device=self.device,
             link=self.carrier,
             **measured(ranks.plan, self.reports),
         )

@@ -64,13 +64,13 @@ class Trainer:
             _all_sum(total)
             _all_sum(holders)
             if weight is not None and holders > 0:
-                weight.grad = total
+                weight.grad = total.to(weight.device)  # a rank without a gradient began with zeros on the CPU
 
     def _global_norm(self) -> float:
         """The square root of the sum of all squares, each weight of the model counted once."""
         uncounted = {tie.name for tie in self.ties if not tie.counted}
         grads = [p.grad for name, p in self.parameters.items() if p.grad is not None and name not in uncounted]
-        square = torch.zeros((), dtype=torch.float64)
+        square = torch.zeros((), dtype=torch.float64, device=grads[0].device if grads else None)
         for grad in grads:
             square += grad.double().pow(2).sum()
         _all_sum(square)
@@ -78,5 +78,9 @@ class Trainer:
 
 
 def _all_sum(value: Tensor) -> None:
+    """Sum over all ranks, in place. Over gloo on the CPU, wherever `value` is: it works for ranks that share a GPU too,
+    needs no communicator of all ranks on it, and what is summed once a step is small."""
     if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(value)
+        on_cpu = value.cpu()
+        dist.all_reduce(on_cpu)
+        value.copy_(on_cpu)  # itself, on the CPU

@@ -9,16 +9,21 @@ from torch import Tensor, nn
 
 from ppcourse.runtime.board import Board, State
 from ppcourse.runtime.call import call
-from ppcourse.runtime.clock import Clock, Pace
+from ppcourse.runtime.clock import Clock, Pace, StreamClock
+from ppcourse.runtime.device import enter, generators, here, move, there
 from ppcourse.runtime.interpreter import Interpreter
 from ppcourse.runtime.job import Job, Report
+from ppcourse.runtime.lanes import StreamLanes
 from ppcourse.runtime.link import Link
 from ppcourse.runtime.links import open_link
 from ppcourse.runtime.look import look
 from ppcourse.runtime.meter import Meter, meter_of
+from ppcourse.runtime.moments import CudaMoments
 from ppcourse.runtime.nccl import Communicator
 from ppcourse.runtime.shared import Peer
 from ppcourse.runtime.stage import End, Stage
+from ppcourse.runtime.streams import CudaStreams
+from ppcourse.runtime.tracing import traced
 from ppcourse.schedules.channels import Channel
 from ppcourse.schedules.schedule import Schedule
 
@@ -36,39 +41,52 @@ class Worker:
     def open(self, job: Job) -> None:
         """Set up stages, link and clock."""
         self.job, self.step_number, self.link = job, 0, None
+        enter(job.device)
+        move(job.loss_fn, job.device)
         last = job.plan.num_stages - 1
         self.stages = {
             s: Stage(layers, job.loss_fn if s == last else None, job.seed, job.recompute, job.copied)
             for s, layers in job.layers.items()
         }
         self.model = nn.ModuleDict({str(n): layer for layers in job.layers.values() for n, layer in layers.items()})
+        move(self.model, job.device)
+        for stage in self.stages.values():
+            stage.generators = generators(job.device)
         if not job.training:
             self.model.eval()
         if job.trainer:
             job.trainer.open(self.model)
-        self.meter = meter_of(self.model) if job.memory else Meter()
+        self.meter = meter_of(self.model, job.device) if job.memory else Meter()
         self.follow(job.plan)
 
     def follow(self, plan: Schedule) -> None:
         """From now on go by this plan, which has the stages of the job's."""
         pace = self.job.pace
-        clock = Pace(pace, plan.num_stages) if pace else Clock()
+        device = torch.device(self.job.device)
+        moments = None if device.type == "cpu" else CudaMoments(device)
+        plain = StreamClock(moments) if moments else Clock()
+        clock = Pace(pace, plan.num_stages, moments) if pace else plain
         latency = pace.comm if pace else 0.0
         if self.link:
             self.link.close()
         self.link = open_link(self.job.link, plan, self.rank, self.peers, latency, self.job.device, self.communicators)
         self.interpreter = Interpreter(plan, self.rank, self.stages, self.link, clock, self.board, self.meter)
         self.interpreter.keep_sent = self.job.keep_sent
+        if moments and plan.pairs[self.rank]:
+            self.interpreter.lanes = StreamLanes(CudaStreams(device))
+        if self.job.files.profiler:
+            self.interpreter.named = torch.profiler.record_function
 
     def step(self, inputs: dict[int, Any], ends: dict[int, End], extras: dict[int, dict[str, Any]]) -> Report:
         """One step: every action of the row."""
         assert self.interpreter is not None
         assert self.link is not None
+        inputs, ends, extras = there((inputs, ends, extras), self.job.device)
         stages = self.stages.values()
         for stage in stages:
             stage.step, stage.losses, stage.extras = self.step_number, [], extras
         self.meter.reset()
-        with torch.set_grad_enabled(self.job.training):
+        with torch.set_grad_enabled(self.job.training), traced(self.job.files):
             self.link.begin()
             self.board.write(self.rank, State.WAITING, 0, self.interpreter.finished)
             barrier()
@@ -77,7 +95,7 @@ class Worker:
         self.step_number += 1
         return Report(
             loss=float(sum(loss.double() for stage in stages for loss in stage.losses)),
-            outputs=step.outputs,
+            outputs=here(step.outputs),
             spans=step.spans,
             peak_held=step.peak_held,
             messages=self.link.sent_messages,
@@ -92,11 +110,12 @@ class Worker:
 
     def gradients(self) -> dict[str, Tensor | None]:
         named = self.model.named_parameters(remove_duplicate=False)
-        return {name: p.grad.to_dense() if p.grad is not None and p.grad.is_sparse else p.grad for name, p in named}
+        grads = {name: p.grad.to_dense() if p.grad is not None and p.grad.is_sparse else p.grad for name, p in named}
+        return here(grads)  # type: ignore[no-any-return]
 
     def state(self) -> dict[str, Tensor]:
         """Weights and buffers."""
-        return {name: value.detach() for name, value in self.model.state_dict().items()}
+        return {name: here(value.detach()) for name, value in self.model.state_dict().items()}
 
     def look(self, *arguments: Any) -> str | None:
         """Pass a microbatch through a model: what is wrong with it, or None."""

@@ -27,7 +27,7 @@ class Call(NamedTuple):
         return self.message.channel.destination if self.sends else self.message.channel.source
 
     def __str__(self) -> str:
-        return f"to {'send' if self.sends else 'receive'} {'after' if self.sends else 'for'} {self.action}"
+        return f"{'send after' if self.sends else 'receive for'} {self.action}"
 
 
 def blocking(plan: Schedule) -> Violation | None:
@@ -74,6 +74,6 @@ def _violation(standing: dict[int, Call]) -> Violation:
         path.append(rank)
         rank = standing[rank].peer
     circle = path[path.index(rank) :]
-    said = [f"rank {rank} waits for rank {standing[rank].peer} {standing[rank]}" for rank in circle]
-    sentence = f"Where sends block, this plan hangs: {', '.join(said[:-1])} and {said[-1]}."
+    said = [f"rank {rank} stands at its {standing[rank]} and waits for rank {standing[rank].peer}" for rank in circle]
+    sentence = f"Where sends block, this plan hangs: {'; '.join(said)}."
     return Violation("blocking", circle[0], standing[circle[0]].position, sentence)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from html import escape
 
-ASKED = "really asked"
+ASKED = "reported from an interview"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

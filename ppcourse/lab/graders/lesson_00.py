@@ -1,9 +1,11 @@
 """Lesson 00, start here: ping-pong between two ranks, a deadlock, and its repair; all on real ranks."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ppcourse.lab.graders import Unsolved, grader
@@ -74,7 +76,7 @@ def provoke_a_deadlock(answer: Callable[[int], Any]) -> str | None:
     try:
         on_ranks(function, p=2, timeout=2)
     except HangError as error:
-        return _no_deadlock(error)
+        return _no_deadlock(error) or _without_partner(function)
     except CallError as error:
         return f"deadlock does not hang, it fails. {error}"
     if not getattr(getattr(function, "__code__", None), "co_names", True):
@@ -97,6 +99,47 @@ def _no_deadlock(error: HangError) -> str | None:
         if any(word in place.line for word in IDLE):
             return f"rank {rank} waits in {place.line}, which has an end without the other rank; send or receive."
     return None
+
+
+def _without_partner(function: Callable[[int], Any]) -> str | None:
+    """What is wrong if in no order each message meets its receive, or None; the calls are counted, and do not wait."""
+
+    def counted(rank: int) -> Counter[str]:
+        calls: Counter[str] = Counter()
+
+        def noted(kind: str) -> Callable[..., Any]:
+            def call(*_: Any, **__: Any) -> Any:
+                calls[kind] += 1
+                return _Done() if kind.startswith("i") else 1 - rank
+
+            return call
+
+        for kind in ("send", "recv", "isend", "irecv"):
+            setattr(dist, kind, noted(kind))  # the process ends with this call
+        function(rank)
+        return calls
+
+    try:
+        both = on_ranks(counted, p=2, timeout=2)
+    except CallError:  # not to be counted in this way; it does hang
+        return None
+    for rank, (ours, theirs) in enumerate((both, both[::-1])):
+        sends, receives = ours["send"] + ours["isend"], theirs["recv"] + theirs["irecv"]
+        if sends != receives:
+            return (
+                f"both ranks hang, but {sends} sent by rank {rank} would meet {receives} received by rank {1 - rank},"
+                " in any order; give each message its receive."
+            )
+    return None
+
+
+class _Done:
+    """What a call that does not wait gives back, if nothing is really sent."""
+
+    def wait(self, *_: Any) -> bool:
+        return True
+
+    is_completed = wait
 
 
 # 0.3

@@ -17,7 +17,7 @@ from ppcourse.runtime.models import seeded
 from ppcourse.runtime.reference import reference_step
 
 WIDTH = 32  # of what crosses the cut, as in the lesson
-COUNTS = [(1, 1), (4, 2), (3, 2), (5, 3), (32, 4), (7, 7)]
+COUNTS = [(1, 1), (4, 2), (3, 2), (5, 3), (6, 4), (32, 4), (7, 7)]
 BYTES = [(1, 1, 0, 1, 1), (4, 8, 0, 1, 1), (0, 0, 12, 2, 1), (3, 5, 20, 4, 4), (64, 32, 10_000, 8, 2)]
 NAMES = ("across the cut", "of the all-reduce")
 

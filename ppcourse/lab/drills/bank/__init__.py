@@ -1,6 +1,6 @@
 """The questions, a file a lesson. A number that is a result is computed where it stands, never typed.
 
-Questions marked as really asked are known from reports of interviews: of NVIDIA (DevTech AI intern, 2024), Tencent
+Questions marked `asked` are known from what people report of interviews: of NVIDIA (DevTech AI intern, 2024), Tencent
 (Hunyuan), Kuaishou, Pinduoduo and Meituan, and from posts on Nowcoder and 1point3acres. Which of them asked which
 is not recorded here, so no card says it.
 """
