@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.bulk import collector_paused
-from ppcourse.schedules.dependencies import RESULTS, Numbering, Result
+from ppcourse.schedules.dependencies import Numbering, Result
 from ppcourse.schedules.replay import Replay
 from ppcourse.schedules.schedule import Schedule, ScheduleError
 
@@ -107,13 +107,13 @@ def _stray_sentence(plan: Schedule, rank: int, action: Action, home: int) -> str
 
 def _miscounted(plan: Schedule) -> Iterator[Violation]:
     numbering = Numbering(plan.num_stages, plan.num_microbatches)
-    done, made = bytearray(numbering.size), numbering.made
+    done, twice = bytearray(numbering.size), False
     for row in plan.rows:
         for stage, op, i in row:
-            for base in made[op][stage]:
+            for base in numbering.made[op][stage]:
+                twice = twice or done[base + i] == 1
                 done[base + i] = 1
-    results = sum(len(RESULTS[op]) for row in plan.rows for _, op, _ in row)
-    if done.count(1) < results:
+    if twice:
         yield from _doubled(plan, numbering)
     needed = numbering.size if plan.trains else numbering.size // len(Result)
     if 0 in done[:needed]:
