@@ -37,6 +37,7 @@ LOG = "install.log"
 COMMANDS = {
     "lab": "open the lessons in JupyterLab, on your own copy in work/ (--no-browser --port N)",
     "demo": "train a small GPT on 4 real ranks with two schedules and draw the charts (--steps N --out DIR)",
+    "train": "train a small GPT by any schedule, here or under torchrun (--help)",
     "schedules": "compare all schedules: time, bubble, memory, their names elsewhere (-p N -m N --comm C)",
     "test": "check everything: lint, types, tests, every notebook (--quick, --all)",
     "doctor": "say what this machine can do",

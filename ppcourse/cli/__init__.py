@@ -1,4 +1,4 @@
-"""The command line: ppcourse lab | demo | schedules | test | doctor | gpu-check | build.
+"""The command line: ppcourse lab | demo | train | schedules | test | doctor | gpu-check | build.
 
 Every command imports what it needs when it runs, so that `ppcourse --help` answers at once.
 """
@@ -34,6 +34,8 @@ def parser() -> argparse.ArgumentParser:
     demo = add("demo", "Train a small GPT on 4 real ranks with two schedules; print a table, draw the charts.")
     demo.add_argument("--steps", type=int, default=20)
     demo.add_argument("--out", type=Path, default=Path("demo"), help="folder for the charts")
+    train = "Train a small GPT by a schedule, on ranks that it starts, or that torchrun has started."
+    add("train", train, add_help=False)  # it has its own
     schedules = add("schedules", "Compare all schedules: time, bubble, memory, messages, and their names elsewhere.")
     schedules.add_argument("-p", type=int, default=4, help="ranks")
     schedules.add_argument("-m", type=int, default=8, help="microbatches")
@@ -65,6 +67,12 @@ def demo(options: argparse.Namespace, extra: list[str]) -> int:
     from ppcourse.lab.demo import main as demonstrate
 
     return demonstrate(options.steps, options.out) or 0
+
+
+def train(options: argparse.Namespace, extra: list[str]) -> int:
+    from ppcourse.cli.train import main as train_a_gpt
+
+    return train_a_gpt(extra)
 
 
 def doctor(options: argparse.Namespace, extra: list[str]) -> int:
@@ -103,6 +111,7 @@ def test(options: argparse.Namespace, extra: list[str]) -> int:
 COMMANDS = {
     "lab": lab,
     "demo": demo,
+    "train": train,
     "schedules": schedules,
     "test": test,
     "doctor": doctor,

@@ -37,14 +37,9 @@ class Session:
     def step(self, batch: Batch) -> list[Report]:
         """One step of the plan, or of its part for as many microbatches as the batch has."""
         self._follow(len(batch.inputs))
-        plan, ranks = self.plan, range(self.pool.num_ranks)
-        first: list[dict[int, Any]] = [{} for _ in ranks]
-        last: list[dict[int, End]] = [{} for _ in ranks]
-        for i, (begin, end) in enumerate(zip(batch.inputs, batch.ends, strict=True)):
-            first[plan.rank_of(0, i)][i] = begin
-            last[plan.rank_of(plan.num_stages - 1, i)][i] = end
-        orders = [order("step", first[rank], last[rank], self._extras(rank, batch)) for rank in ranks]
-        reports: list[Report] = self.pool.call(orders, plan, self.timeout)
+        dealt = enumerate(shares(self.plan, batch))
+        orders = [order("step", *share, self._extras(rank, batch)) for rank, share in dealt]
+        reports: list[Report] = self.pool.call(orders, self.plan, self.timeout)
         return reports
 
     def _follow(self, microbatches: int) -> None:
@@ -75,6 +70,15 @@ class Session:
         """By the model's names; the copies of a weight that lives on several ranks are summed."""
         by_rank = self.ask("gradients")
         return {name: _sum_of_copies(by_rank, aliases) for name, aliases in self.cut.aliases.items()}
+
+
+def shares(plan: Schedule, batch: Batch) -> list[tuple[dict[int, Any], dict[int, End]]]:
+    """For each rank, what its microbatches begin with and what they end in, where it has the first or last stage."""
+    dealt: list[tuple[dict[int, Any], dict[int, End]]] = [({}, {}) for _ in plan.rows]
+    for i, (begin, end) in enumerate(zip(batch.inputs, batch.ends, strict=True)):
+        dealt[plan.rank_of(0, i)][0][i] = begin
+        dealt[plan.rank_of(plan.num_stages - 1, i)][1][i] = end
+    return dealt
 
 
 @contextlib.contextmanager

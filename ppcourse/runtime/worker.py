@@ -22,7 +22,7 @@ from ppcourse.runtime.moments import CudaMoments
 from ppcourse.runtime.nccl import Communicator
 from ppcourse.runtime.shared import Peer
 from ppcourse.runtime.stage import End, Stage
-from ppcourse.runtime.streams import CudaStreams
+from ppcourse.runtime.streams import streams_of
 from ppcourse.runtime.tracing import traced
 from ppcourse.schedules.channels import Channel
 from ppcourse.schedules.schedule import Schedule
@@ -73,7 +73,7 @@ class Worker:
         self.interpreter = Interpreter(plan, self.rank, self.stages, self.link, clock, self.board, self.meter)
         self.interpreter.keep_sent = self.job.keep_sent
         if moments and plan.pairs[self.rank]:
-            self.interpreter.lanes = StreamLanes(CudaStreams(device))
+            self.interpreter.lanes = StreamLanes(streams_of(device))
         if self.job.files.profiler:
             self.interpreter.named = torch.profiler.record_function
 

@@ -1,0 +1,186 @@
+"""A rank that torchrun has started, on one host or several: the same worker as in a notebook's pool, without a driver.
+
+torchrun starts the processes, tells each its rank and where rank 0 is, and ends all of them when one fails. What a
+pool's driver does otherwise is done here: each rank cuts the model and the batches itself and takes its own part, all
+tell each other their losses, and a rank that finds that nothing moves ends itself.
+"""
+
+import itertools
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ppcourse.runtime import gpus
+from ppcourse.runtime.batch import batch_of, reduction_of
+from ppcourse.runtime.board import Board
+from ppcourse.runtime.errors import Failure, RankError
+from ppcourse.runtime.job import Job
+from ppcourse.runtime.prepare import check_weights, cut
+from ppcourse.runtime.session import shares
+from ppcourse.runtime.stage import LossFunction
+from ppcourse.runtime.statistics import check_statistics
+from ppcourse.runtime.system import FOREVER, sleep_precisely
+from ppcourse.runtime.training import Trainer
+from ppcourse.runtime.worker import Worker
+from ppcourse.schedules.costs import Costs
+from ppcourse.schedules.schedule import Schedule
+
+LOOK_AGAIN = 0.5  # seconds between two looks at whether anything moves
+
+
+class Place(NamedTuple):
+    """What torchrun tells a process: its rank among all, and among those of its host."""
+
+    rank: int
+    num_ranks: int
+    local_rank: int
+    local_ranks: int
+
+
+class StepLog(NamedTuple):
+    """One step: the loss of the whole batch, the norm of all gradients, and what the slowest rank took (seconds)."""
+
+    loss: float
+    norm: float
+    seconds: float
+    message_bytes: int
+
+
+def place() -> Place | None:
+    """This process's, or None if torchrun did not start it."""
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ):
+        return None
+    told = (os.environ.get(name, default) for name, default in _TOLD)
+    return Place(*map(int, told))
+
+
+_TOLD = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
+
+
+def join() -> None:
+    """Meet the other ranks. Messages take the interface that leads to rank 0, unless GLOO_SOCKET_IFNAME names one."""
+    if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_towards(os.environ["MASTER_ADDR"])):
+        os.environ["GLOO_SOCKET_IFNAME"] = name
+    dist.init_process_group("gloo", timeout=FOREVER)
+
+
+def interface_towards(host: str) -> str:
+    """The name of the network interface by which this host reaches another one; "" if that cannot be told."""
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(kind, socket.SOCK_DGRAM) as asked:
+            asked.connect(address)  # sends nothing, but chooses the way
+            own = asked.getsockname()[0]
+    except OSError:
+        return ""
+    return next((name for name, ends in psutil.net_if_addrs().items() if own in [e.address for e in ends]), "")
+
+
+def carried(place: Place, device: str, link: str) -> tuple[str, str]:
+    """This rank's device and its link, with the reason. Raises ValueError for what cannot be had under torchrun."""
+    if link not in ("auto", "gloo", "nccl", "staged") or device not in ("auto", "cpu", "cuda"):
+        raise ValueError(
+            f"link is {link!r} and device {device!r}; under torchrun the link is auto, gloo, nccl or staged, and the"
+            " device auto, cpu or cuda."
+        )
+    found = 0 if device == "cpu" or link == "gloo" else gpus.usable()
+    if not found:
+        if device == "cuda" or link in ("nccl", "staged"):
+            raise ValueError("No GPU can be used on this host; leave --device and --link out, or say --link gloo.")
+        return "cpu", "gloo: torchrun's ranks may be on several hosts"
+    if link == "nccl" and found < place.local_ranks:
+        raise ValueError(f"NCCL wants {place.local_ranks} GPUs on this host, found {found}; say --link staged.")
+    name = link if link != "auto" else "nccl" if found >= place.local_ranks else "staged"
+    return f"cuda:{place.local_rank % found}", f"{name}: {place.local_ranks} ranks on this host, which has {found} GPUs"
+
+
+def train_here(
+    place: Place,
+    plan: Schedule,
+    model: nn.Sequential,
+    batches: Iterable[tuple[Any, Any]],
+    told: Callable[[int, StepLog], None],
+    *,
+    loss_fn: LossFunction,
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+    steps: int,
+    clip_norm: float | None = None,
+    device: str = "auto",
+    link: str = "auto",
+    pace: Costs | None = None,
+    seed: int = 0,
+    timeout: float = 60.0,
+) -> None:
+    """`steps` training steps as this rank; every rank calls this with the same model and the same batches.
+
+    told     gets the number of each step and what came of it, the same on every rank
+    timeout  seconds without this rank finishing an action within a step, after which it ends its process
+
+    Arguments are otherwise those of `train`. Raises ValueError before anything is sent, and RankError, for this rank,
+    if it fails in a step.
+    """
+    where, carrier = carried(place, device, link)
+    made = cut(plan, model, "uniform")
+    check_weights(made, loss_fn)
+    kind, copied = reduction_of(loss_fn, None), check_statistics(made)
+    join()
+    sleep_precisely()
+    with tempfile.TemporaryDirectory(prefix="ppcourse-") as folder:
+        board = Board(Path(folder) / "board", place.num_ranks, create=True)
+    worker = Worker(place.rank, board, {})
+    Patience(worker, timeout).start()
+    try:
+        owns = Trainer(optimizer, clip_norm, made.ties(place.rank))
+        job = Job(plan, made.of_rank(place.rank), loss_fn, pace, seed=seed, trainer=owns, link=carrier, copied=copied)
+        worker.open(replace(job, device=where))
+        for number, (inputs, targets) in enumerate(itertools.islice(batches, steps)):
+            batch = batch_of(inputs, targets, {}, plan.num_microbatches, kind, None)
+            told(number, _step(worker, *shares(plan, batch)[place.rank]))
+        dist.barrier()  # nobody leaves while another one still listens
+    except Exception as error:
+        action = worker.interpreter.now if worker.interpreter else None
+        failure = Failure.of(place.rank, action, error)
+        raise RankError(place.rank, action, failure.cause, failure.traceback) from error
+
+
+def _step(worker: Worker, first: dict[int, Any], last: dict[int, Any]) -> StepLog:
+    report = worker.step(first, last, {})
+    norm = worker.update()
+    took = max(span.end for span in report.spans) - min(span.start for span in report.spans)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (report.loss, took, report.message_bytes))
+    losses, times, sizes = zip(*everyone, strict=True)
+    return StepLog(sum(losses), norm, max(times), sum(sizes))
+
+
+class Patience(threading.Thread):
+    """Ends this process when its row stands still for too long within a step: nobody else would."""
+
+    def __init__(self, worker: Worker, timeout: float) -> None:
+        super().__init__(daemon=True, name="patience")
+        self._worker, self._timeout = worker, timeout
+
+    def run(self) -> None:
+        seen, since = None, time.monotonic()
+        while True:
+            time.sleep(LOOK_AGAIN)
+            row = self._worker.interpreter
+            now = (id(row), row.finished, row.now) if row and row.now else None  # None: between two steps
+            if now is None or now != seen:
+                seen, since = now, time.monotonic()
+            elif row and time.monotonic() - since > self._timeout:
+                cause = f"no progress for {self._timeout:g} s, which may be another rank's doing"
+                print(RankError(self._worker.rank, row.now, cause), file=sys.stderr, flush=True)
+                os._exit(1)

@@ -1,0 +1,291 @@
+"""Ranks that torchrun starts: the same losses as in a pool, on one host and on two that are joined by a wire.
+
+The hosts are network namespaces with a wire between them, which needs Linux, root and `ip`; what is missing is said.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ppcourse.cli import main
+from ppcourse.runtime import gpus, torchrun
+from ppcourse.runtime.torchrun import Patience, Place, carried, interface_towards, place
+from ppcourse.schedules.action import Action, Op
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+pytestmark = pytest.mark.thorough
+
+
+def environment() -> dict[str, str]:
+    """Without what would pass for torchrun's own, and with one thread a rank, which torchrun else warns of."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
+
+
+def told(path: Path) -> list[dict[str, Any]]:
+    return list(json.loads(path.read_text()))
+
+
+def in_a_pool(path: Path, *options: str) -> list[dict[str, Any]]:
+    assert main(["train", *options, "--json", str(path)]) == 0
+    return told(path)
+
+
+def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
+    """To the last digit: losses, norms and what was sent."""
+    return [{**log, "seconds": 0} for log in one] == [{**log, "seconds": 0} for log in other]
+
+
+SMALL = ("-m", "4", "--steps", "3", "--layers", "2", "--width", "16", "--context", "8")
+
+
+def test_torchruns_ranks_train_as_a_pools_do(tmp_path: Path) -> None:
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "ppcourse", "train", *SMALL]
+    command += ["--schedule", "zb-h1", "--clip-norm", "1.0", "--json", str(tmp_path / "torchrun.json")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[:2] for line in lines[:-1]] == [["step", "1"], ["step", "2"], ["step", "3"]]
+    assert lines[-1].startswith("zb-h1, p=2 m=4: ")  # said once, by rank 0
+    pool = in_a_pool(tmp_path / "pool.json", "-p", "2", *SMALL, "--schedule", "zb-h1", "--clip-norm", "1.0")
+    assert same(told(tmp_path / "torchrun.json"), pool)
+
+
+WRONG = {
+    "a count that the schedule refuses": (["--schedule", "dualpipe", "-m", "3"], 2, "dualpipe"),
+    "p against torchrun": (["-p", "4"], 2, "-p is 4, but torchrun has started 2 ranks; leave -p out."),
+    "more stages than layers": (["--layers", "1", "--schedule", "interleaved", "-v", "4"], 2, "8 stages"),
+    "no GPU": (["--link", "nccl"], 2, "No GPU can be used on this host"),
+    "a link within a host": (["--link", "shared"], 2, "under torchrun the link is auto, gloo, nccl or staged"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_work_is_one_sentence_of_rank_0(case: str, monkeypatch: Any, capfd: Any) -> None:
+    options, status, sentence = WRONG[case]
+    monkeypatch.setattr(gpus, "usable", lambda: 0)
+    monkeypatch.setattr(torchrun, "join", lambda: pytest.fail("met the others"))
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    for rank in ("0", "1"):
+        given = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        given |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        main(["train", *options])
+        said = capfd.readouterr().err
+        assert (sentence in said and said.count("\n") == 1) if rank == "0" else said == ""
+    assert ended == [status, status]
+
+
+@pytest.mark.parametrize(
+    ("local", "found", "link", "expected"),
+    [
+        (2, 0, "auto", ("cpu", "gloo")),
+        (2, 2, "auto", ("cuda:1", "nccl")),
+        (2, 1, "auto", ("cuda:0", "staged")),
+        (2, 4, "staged", ("cuda:1", "staged")),
+        (2, 4, "gloo", ("cpu", "gloo")),
+    ],
+)
+def test_each_rank_finds_its_device_and_link(
+    local: int, found: int, link: str, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "usable", lambda: found)
+    device, reason = carried(Place(3, 4, 1, local), "auto", link)
+    assert (device, reason.partition(":")[0]) == expected
+
+
+def test_nccl_wants_a_gpu_for_each_rank_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "usable", lambda: 1)
+    with pytest.raises(ValueError, match=r"NCCL wants 2 GPUs on this host, found 1; say --link staged\."):
+        carried(Place(0, 4, 0, 2), "auto", "nccl")
+
+
+def test_without_torchrun_there_is_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    assert place() is None
+
+
+def test_the_interface_that_leads_to_a_host_is_found() -> None:
+    assert interface_towards("127.0.0.1") in psutil.net_if_addrs()
+    assert interface_towards("no.such.host.invalid") == ""
+
+
+class Still:
+    """A worker whose row is at one action, or between two steps."""
+
+    rank = 1
+
+    def __init__(self, now: Action | None) -> None:
+        self.interpreter = type("Row", (), {"now": now, "finished": 3})()
+
+
+def test_a_row_that_stands_still_ends_its_process_and_one_between_two_steps_does_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Ended(Exception):
+        pass
+
+    clock, slept = iter(range(1000)), []
+    monkeypatch.setattr(torchrun.time, "monotonic", lambda: float(next(clock)))
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) > 50:
+            raise Ended
+
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(torchrun.time, "sleep", sleep)
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(Ended):
+        Patience(Still(None), 2.0).run()  # type: ignore[arg-type]
+    slept.clear()
+    with pytest.raises(SystemExit):
+        Patience(Still(Action(1, Op.F, 2)), 2.0).run()  # type: ignore[arg-type]
+    said = "Rank 1 failed in 1F2 (stage 1, forward of microbatch 2): no progress for 2 s, which may be another rank's"
+    assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.slow  # torchrun gives a rank that is stopped half a minute to end by itself
+def test_a_rank_that_stands_still_ends_every_rank(tmp_path: Path) -> None:
+    """One is stopped: the other one finds that nothing moves, and torchrun ends both."""
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "ppcourse", "train", *SMALL]
+    running = subprocess.Popen(
+        [*command, "--steps", "100000", "--timeout", "2"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline().startswith("step   1")
+    ranks = [child for child in psutil.Process(running.pid).children() if "ppcourse" in child.cmdline()]
+    assert len(ranks) == 2
+    os.kill(ranks[1].pid, signal.SIGSTOP)
+    try:
+        _, said = running.communicate(timeout=60)
+    finally:
+        for child in ranks:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    assert running.returncode != 0
+    assert "Rank 0 failed in " in said
+    assert "no progress for 2 s" in said
+
+
+# two hosts
+
+MISSING = next(
+    (
+        why
+        for why, holds in (
+            ("this is not Linux", sys.platform != "linux"),
+            ("only root makes network namespaces", getattr(os, "geteuid", lambda: 1)() != 0),
+            ("there is no command `ip`", shutil.which("ip") is None),
+            ("there is no command `tc`", shutil.which("tc") is None),
+        )
+        if holds
+    ),
+    "",
+)
+HOSTS = ("ppc-a", "ppc-b")
+ADDRESS = ("10.213.7.1", "10.213.7.2")
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+
+
+@contextmanager
+def wired() -> Iterator[None]:
+    """Two hosts, each with an end of one wire, `ppc0`. Skips, with the reason, where none can be made."""
+    if MISSING:
+        pytest.skip(MISSING)
+    names = [f"{host}-{os.getpid()}" for host in HOSTS]
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+            ip("link", "add", "ppc0", "netns", names[0], "type", "veth", "peer", "name", "ppc0", "netns", names[1])
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"this system makes no network namespaces: {error.stderr.decode().strip()}")
+        for name, address in zip(names, ADDRESS, strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", "ppc0")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", "ppc0", "up")
+        yield
+    finally:
+        for name in names:  # with the processes that are in it, if any are left
+            pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, timeout=20).stdout
+            for pid in pids.split():
+                os.kill(int(pid), signal.SIGKILL)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
+
+
+def held_to(rate: str) -> None:
+    """Both ends of the wire send no faster."""
+    for host in HOSTS:
+        ip("netns", "exec", f"{host}-{os.getpid()}", "tc", "qdisc", "replace", "dev", "ppc0", "root", *_tbf(rate))
+
+
+def _tbf(rate: str) -> list[str]:
+    return ["tbf", "rate", rate, "burst", "64kb", "latency", "2s"]
+
+
+def on_two_hosts(path: Path, *options: str) -> list[dict[str, Any]]:
+    """A training with one rank on each host."""
+    port, running = str(free_port()), []
+    for number, host in enumerate(HOSTS):
+        there = ["ip", "netns", "exec", f"{host}-{os.getpid()}"]
+        meet = ["--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1"]
+        meet += ["--master-addr", ADDRESS[0], "--master-port", port]
+        command = [*there, *TORCHRUN, *meet, "-m", "ppcourse", "train", *options, "--json", str(path)]
+        running.append(subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    said = [each.communicate(timeout=100) for each in running]
+    assert [each.returncode for each in running] == [0, 0], said
+    return told(path)
+
+
+def best(logs: list[dict[str, Any]]) -> float:
+    """Seconds of the quickest step: a busy machine only adds."""
+    return float(min(log["seconds"] for log in logs))
+
+
+def test_two_hosts_train_as_one_does_and_a_slow_wire_turns_interleaving_into_a_loss(tmp_path: Path) -> None:
+    """Paced: F, I and W of a rank last 20 ms each, so with m = 4 a step of 1F1B needs 300 ms of work and bubble, and of
+    interleaving 270. A message of 256 kB takes 21 ms at 100 Mbit/s, and interleaving sends three times as many."""
+    work = ("-m", "4", "--steps", "3", "--layers", "2", "--width", "128", "--context", "256", "--pace", "20")
+    plans: dict[str, Callable[..., Any]] = {
+        "1f1b": lambda path, *more: on_two_hosts(path, "--schedule", "1f1b", *work, *more),
+        "interleaved": lambda path, *more: on_two_hosts(path, "--schedule", "interleaved", "-v", "2", *work, *more),
+    }
+    with wired():
+        fast = {name: run(tmp_path / f"fast-{name}.json") for name, run in plans.items()}
+        held_to("100mbit")
+        slow = {name: run(tmp_path / f"slow-{name}.json") for name, run in plans.items()}
+    assert same(fast["1f1b"], in_a_pool(tmp_path / "pool.json", "-p", "2", "--schedule", "1f1b", *work))
+    assert same(fast["1f1b"], slow["1f1b"])
+    assert fast["interleaved"][0]["message_bytes"] == pytest.approx(3 * fast["1f1b"][0]["message_bytes"], rel=0.01)
+    assert best(slow["interleaved"]) > 1.1 * best(slow["1f1b"])  # the loss
+    assert best(slow["interleaved"]) > best(fast["interleaved"]) + 0.06  # what the wire costs
+    assert best(fast["interleaved"]) < best(slow["1f1b"])
