@@ -55,6 +55,8 @@ def split_batch(inputs: Any, targets: Any, m: int) -> tuple[list[Any], list[Any]
     Raises ValueError for fewer rows than microbatches, or targets of another length.
     """
     rows = rows_of(inputs, "inputs")
+    if rows == 0:
+        raise ValueError("The batch has no rows; each microbatch needs one at least.")
     if rows < m:
         raise ValueError(
             f"The batch has {rows} rows, too few for {m} microbatches; take m from 1 to {rows}, or more rows."
