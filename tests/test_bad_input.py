@@ -244,13 +244,6 @@ def test_a_partition_by_parameters_gives_the_largest_stage_the_fewest() -> None:
     assert result.peak_bytes == by_hand.peak_bytes
 
 
-def test_a_batch_without_rows_is_told_no_range_of_m_to_take() -> None:
-    model, nothing = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.zeros(0, 4)
-    for step in (functools.partial(pp.run, "1f1b", p=2), pp.reference_step):
-        with pytest.raises(ValueError, match=r"^The batch has no rows; each microbatch needs one at least\.$"):
-            step(model, nothing, nothing, loss_fn=F.mse_loss, m=2)
-
-
 def test_reference_step_refuses_in_the_same_words() -> None:
     with pytest.raises(ValueError, match=r"^The batch has no rows; 2 microbatches need at least 2 of them"):
         pp.reference_step(MODEL, INPUTS[:0], TARGETS[:0], loss_fn=F.cross_entropy, m=2)

@@ -152,9 +152,9 @@ def commands(*arguments: str) -> dict[str, list[str]]:
 def test_the_parts_of_the_test() -> None:
     assert list(commands()) == ["ruff check", "ruff format", "mypy", "tests", "notebooks", "solutions"]
     assert list(commands("--quick")) == ["ruff check", "ruff format", "mypy", "tests"]
-    assert commands()["tests"] == ["pytest", "tests", *check.THREE_TESTS]
-    assert commands("--all")["tests"] == ["pytest", "tests", *check.THREE_TESTS, "--all"]
-    assert commands("--quick")["tests"] == ["pytest", "tests", *check.THREE_TESTS, "-m", "not thorough"]
+    assert commands()["tests"] == ["pytest", "tests", *check.THREE_FILES]
+    assert commands("--all")["tests"] == ["pytest", "tests", *check.THREE_FILES, "--all"]
+    assert commands("--quick")["tests"] == ["pytest", "tests", *check.THREE_FILES, "-m", "not thorough"]
     assert commands("--quick", "-k", "gpipe")["tests"] == ["pytest", "tests", "-k", "gpipe"]
     assert commands("-k", "gpipe", "-x")["tests"] == ["pytest", "tests", "-k", "gpipe", "-x"]
     assert commands("tests/test_cli.py::x")["tests"] == ["pytest", "tests/test_cli.py::x"]

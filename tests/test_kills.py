@@ -218,6 +218,7 @@ def test_one_culprit_and_nobody_left(seed: int, tmp_path: Path) -> None:
 
 def test_no_process_outlives_its_pool(tmp_path: Path) -> None:
     """After an ending of each kind: of all that this process has started, only the ranks' server is left."""
+    pids_of(1)  # so that the server is there
     ranks.close_all()
     before = family()
     for number, ending in enumerate(("SIGKILL", "exit 0", "raise", "SIGSTOP")):

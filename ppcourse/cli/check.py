@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 
 NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=180", "-p", "no:cacheprovider"]
 # Three at once, on two cores too: tests and notebooks wait for processes more than they work.
-THREE_FILES = ["-n", "3", "--dist", "loadfile", "--timeout=0"]  # a kernel a notebook; its cells have their own limit
-THREE_TESTS = ["-n", "3", "--dist", "worksteal"]  # whoever has no more takes over: no long file decides the end
+THREE_FILES = ["-n", "3", "--dist", "loadfile"]
+A_KERNEL_EACH = [*THREE_FILES, "--timeout=0"]  # a notebook's cells have their own limit
 
 
 class Outcome(NamedTuple):
@@ -52,12 +52,12 @@ def parts(root: Path, everything: bool, quick: bool, extra: list[str]) -> Iterat
     yield "ruff format", ["ruff", "format", "--check", *code]
     yield "mypy", ["mypy", "--strict", "--num-workers", "2", "ppcourse"]
     named = any(Path(root, argument.split("::")[0]).exists() for argument in extra)
-    what = [] if named else ["tests", *([] if extra else THREE_TESTS)]
+    what = [] if named else ["tests", *([] if extra else THREE_FILES)]
     which = [*(["--all"] if everything else []), *(["-m", "not thorough"] if quick and not extra else [])]
     yield "tests", ["pytest", *what, *which, *extra]
     if not quick:
         for folder in ("notebooks", "solutions"):
-            yield folder, ["pytest", *NBVAL, *THREE_FILES, folder]
+            yield folder, ["pytest", *NBVAL, *A_KERNEL_EACH, folder]
 
 
 def run_part(root: Path, name: str, command: list[str], folder: Path) -> Outcome:
