@@ -272,22 +272,29 @@ WORK = ("-m", "4", "--steps", "3", "--layers", "2", "--width", "128", "--context
 PLANS = {"1f1b": ("--schedule", "1f1b", *WORK), "interleaved": ("--schedule", "interleaved", "-v", "2", *WORK)}
 
 
-def test_two_hosts_train_as_one_does_and_a_slow_wire_turns_interleaving_into_a_loss(tmp_path: Path) -> None:
-    """Paced: F, I and W of a rank last 20 ms each, so with m = 4 a step of 1F1B needs 300 ms of work and bubble, and of
-    interleaving 270. A message of 256 kB takes 21 ms at 100 Mbit/s, and interleaving sends three times as many."""
-    fast, slow, seen = {}, {}, []
+def test_two_hosts_train_as_one_does_whatever_the_wire(tmp_path: Path) -> None:
     with wired():
-        for _ in range(3):  # a busy machine may hide what holds; it cannot make it up three times
-            for name, rate, logs in (("fast", "10gbit", fast), ("slow", "100mbit", slow)):
-                held_to(rate)
-                logs |= {plan: on_two_hosts(tmp_path / f"{name}-{plan}.json", *PLANS[plan]) for plan in PLANS}
-            gain = best(fast["1f1b"]) / best(fast["interleaved"])
-            loss = best(slow["interleaved"]) / best(slow["1f1b"])
-            seen.append((round(gain, 3), round(loss, 3)))
-            if gain > 1 and loss > 1.1:
-                break
-    assert gain > 1, seen
-    assert loss > 1.1, seen
-    assert same(fast["1f1b"], in_a_pool(tmp_path / "pool.json", "-p", "2", *PLANS["1f1b"]))
-    assert same(fast["1f1b"], slow["1f1b"])
+        fast = on_two_hosts(tmp_path / "fast.json", *PLANS["1f1b"])
+        held_to("100mbit")
+        slow = on_two_hosts(tmp_path / "slow.json", *PLANS["1f1b"])
+    assert same(fast, in_a_pool(tmp_path / "pool.json", "-p", "2", *PLANS["1f1b"]))
+    assert same(fast, slow)
+    # paced, a step needs 300 ms; the first activation and the last gradient, which nothing hides, take 21 ms each here
+    assert best(slow) > 0.300 + 2 * 0.021
+
+
+@pytest.mark.slow  # compares times, which a busy machine stretches
+@pytest.mark.timeout(600)
+def test_a_slow_wire_turns_the_gain_of_interleaving_into_a_loss(tmp_path: Path) -> None:
+    """Paced: F, I and W of a rank last 20 ms each, so with m = 4 a step of 1F1B needs 300 ms of work and bubble, and of
+    interleaving 270. A message of 262 kB takes 21 ms at 100 Mbit/s, and interleaving sends three times as many."""
+    fast, slow = {}, {}
+    with wired():
+        for rate, logs in (("10gbit", fast), ("100mbit", slow)):
+            held_to(rate)
+            logs |= {plan: on_two_hosts(tmp_path / f"{rate}-{plan}.json", *PLANS[plan]) for plan in PLANS}
+    seen = {name: [round(best(logs[plan]), 4) for plan in PLANS] for name, logs in (("fast", fast), ("slow", slow))}
+    print(seen)
+    assert best(fast["interleaved"]) < best(fast["1f1b"]), seen
+    assert best(slow["interleaved"]) > best(slow["1f1b"]), seen
     assert fast["interleaved"][0]["message_bytes"] == pytest.approx(3 * fast["1f1b"][0]["message_bytes"], rel=0.01)
