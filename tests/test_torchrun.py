@@ -272,6 +272,7 @@ WORK = ("-m", "4", "--steps", "3", "--layers", "2", "--width", "128", "--context
 PLANS = {"1f1b": ("--schedule", "1f1b", *WORK), "interleaved": ("--schedule", "interleaved", "-v", "2", *WORK)}
 
 
+@pytest.mark.timeout(300)
 def test_two_hosts_train_as_one_does_whatever_the_wire(tmp_path: Path) -> None:
     with wired():
         fast = on_two_hosts(tmp_path / "fast.json", *PLANS["1f1b"])
