@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from ppcourse.lab import progress as progress_of_learner
 from ppcourse.lab.torch_state import restore, torch_state
 
 USUAL = (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler)
-OFTEN_SET = ("PYTEST_CURRENT_TEST", "PPCOURSE_SERVER_FOLDER")  # by pytest, and when the first ranks are started
+# by pytest, when the first ranks are started, and by torch when it loads more of itself: whichever test is the first
+OFTEN_SET = ("PYTEST_CURRENT_TEST", "PPCOURSE_SERVER_FOLDER", "TORCHINDUCTOR_", "TRITON_")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,12 +37,19 @@ def progress(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def own_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty progress file, of this test alone."""
+    monkeypatch.setenv("PPCOURSE_PROGRESS", str(tmp_path / "progress.json"))
+    monkeypatch.setattr(progress_of_learner, "unsaved", {})
+
+
 def process_state() -> dict[str, Any]:
     """What a test may change of its process and the tests after it would feel."""
     handlers = {number.name: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)}
     # a Python's own handlers are what Jupyter and an ended time limit leave, and spoil nothing
     ours = {name: handler for name, handler in handlers.items() if handler not in USUAL}
-    environ = {name: value for name, value in os.environ.items() if name not in OFTEN_SET}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(OFTEN_SET)}
     return {"torch": torch_state(), "tracer": sys.gettrace(), "cwd": Path.cwd(), **ours, **environ}
 
 

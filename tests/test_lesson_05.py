@@ -2,26 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
+from verdicts import told
 
 import ppcourse as pp
-from ppcourse.lab import progress
 from ppcourse.schedules.action import Action
 
-
-@pytest.fixture(autouse=True)
-def own_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PPCOURSE_PROGRESS", str(tmp_path / "progress.json"))
-    monkeypatch.setattr(progress, "unsaved", {})
-
-
-def told(number: str, answer: object) -> str:
-    """The first line of the verdict, without its mark and number, of an answer that must be wrong."""
-    verdict = pp.grade(number, answer)
-    assert verdict.state == "wrong"
-    return verdict.message.partition("\n")[0]
+pytestmark = pytest.mark.usefixtures("own_progress")
 
 
 # 5.1

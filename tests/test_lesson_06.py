@@ -7,24 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from verdicts import told
 
 import ppcourse as pp
-from ppcourse.lab import progress
 from ppcourse.lab.published import zero_bubble_table
 from ppcourse.schedules.action import Action, Op
 
-
-@pytest.fixture(autouse=True)
-def own_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PPCOURSE_PROGRESS", str(tmp_path / "progress.json"))
-    monkeypatch.setattr(progress, "unsaved", {})
-
-
-def told(number: str, answer: object) -> str:
-    """The first line of the verdict, without its mark and number, of an answer that must be wrong."""
-    verdict = pp.grade(number, answer)
-    assert verdict.state == "wrong"
-    return verdict.message.partition("\n")[0]
+pytestmark = pytest.mark.usefixtures("own_progress")
 
 
 # 6.1

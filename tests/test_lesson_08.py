@@ -1,29 +1,17 @@
 """Lesson 08's exercises: what right answers, plausible wrong ones, and stubs are told; the numbers in its prose."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from verdicts import told
 
 import ppcourse as pp
-from ppcourse.lab import progress
 from ppcourse.lab.graders import lesson_08
 from ppcourse.runtime.models import gpt
 
-
-@pytest.fixture(autouse=True)
-def own_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PPCOURSE_PROGRESS", str(tmp_path / "progress.json"))
-    monkeypatch.setattr(progress, "unsaved", {})
-
-
-def told(number: str, answer: object) -> str:
-    """The first line of the verdict, without its mark and number, of an answer that must be wrong."""
-    verdict = pp.grade(number, answer)
-    assert verdict.state == "wrong"
-    return verdict.message.partition("\n")[0]
+pytestmark = pytest.mark.usefixtures("own_progress")
 
 
 # 8.1

@@ -5,26 +5,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from verdicts import told
 
 import ppcourse as pp
-from ppcourse.lab import drills, progress
+from ppcourse.lab import drills
 from ppcourse.lab.graders import lesson_14
+
+pytestmark = pytest.mark.usefixtures("own_progress")
 
 SOURCE = (Path(__file__).parents[1] / "solutions" / "14_drill_for_interviews.py").read_text(encoding="utf-8")
 PROSE = " ".join(SOURCE.replace("\n# ", " ").split())
-
-
-@pytest.fixture(autouse=True)
-def own_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PPCOURSE_PROGRESS", str(tmp_path / "progress.json"))
-    monkeypatch.setattr(progress, "unsaved", {})
-
-
-def told(number: str, answer: object) -> str:
-    """The first line of the verdict, without its mark and number, of an answer that must be wrong."""
-    verdict = pp.grade(number, answer)
-    assert verdict.state == "wrong"
-    return verdict.message.partition("\n")[0]
 
 
 # 14.1
