@@ -14,8 +14,8 @@ from ppcourse.lab import progress as progress_of_learner
 from ppcourse.lab.torch_state import restore, torch_state
 
 USUAL = (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler)
-# by pytest, when the first ranks are started, and by torch when it loads more of itself: whichever test is the first
-OFTEN_SET = ("PYTEST_CURRENT_TEST", "PPCOURSE_SERVER_FOLDER", "TORCHINDUCTOR_", "TRITON_")
+OFTEN_SET = ("PYTEST_CURRENT_TEST", "PPCOURSE_SERVER_FOLDER")  # by pytest, and when the first ranks are started
+OURS = ("PPCOURSE_", "CUDA_", "NCCL_", "GLOO_")  # other new variables are a library's, which sets them as it loads
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,7 +49,7 @@ def process_state() -> dict[str, Any]:
     handlers = {number.name: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)}
     # a Python's own handlers are what Jupyter and an ended time limit leave, and spoil nothing
     ours = {name: handler for name, handler in handlers.items() if handler not in USUAL}
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(OFTEN_SET)}
+    environ = {name: value for name, value in os.environ.items() if name not in OFTEN_SET}
     return {"torch": torch_state(), "tracer": sys.gettrace(), "cwd": Path.cwd(), **ours, **environ}
 
 
@@ -60,7 +60,9 @@ def nothing_stays(progress: Path) -> Iterator[None]:
     yield
     after = process_state()
     restore(before["torch"])
+    loaded = {name for name in os.environ if name not in before and not name.startswith(OURS)}
     left = {name: (before.get(name), now) for name, now in after.items() if now != before.get(name)}
+    left = {name: change for name, change in left.items() if name not in loaded}
     gone = {name for name in before.keys() - after.keys() if not name.startswith("SIG")}
     assert not left, f"left, as (before, after): {left}"
     assert not gone, f"taken away: {gone}"
