@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from ppcourse.analysis.timeline import Span, Timeline
 from ppcourse.runtime.batch import ends_of, reduction_of, split_batch, split_extras
-from ppcourse.runtime.extras import call, check_extras, taken_by
+from ppcourse.runtime.extras import call, check_extras, judge, taken_by
 from ppcourse.runtime.meter import Between, Meter, meter_of
 from ppcourse.runtime.prepare import Model, check_count, check_function, layers_of
 from ppcourse.runtime.result import Result, bytes_of
-from ppcourse.runtime.stage import End, LossFunction, check_loss, seed_for
+from ppcourse.runtime.stage import End, LossFunction, seed_for
+from ppcourse.runtime.together import copied
 from ppcourse.schedules.action import Action, Op
 
 
@@ -79,9 +80,9 @@ def _loss(
 ) -> Tensor:
     """What a microbatch's loss counts in that of the batch; random numbers come from seed and microbatch."""
     seed, i = source
+    x, end = copied((x, end))  # what is not split, every microbatch and the caller have too
     for number, layer in enumerate(whole):
         seed_for(seed, 0, number, i)
         x = call(number, layer, x, takes[number], extras)
-    loss = loss_fn(x, end.target)
-    check_loss(loss)
+    loss = judge(loss_fn, x, end.target)
     return loss * end.scale if end.scale else torch.zeros_like(loss.detach())  # as a stage does
