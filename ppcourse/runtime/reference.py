@@ -14,6 +14,7 @@ from ppcourse.runtime.extras import call, check_extras, judge, taken_by
 from ppcourse.runtime.meter import Between, Meter, meter_of
 from ppcourse.runtime.prepare import Model, check_count, check_function, layers_of
 from ppcourse.runtime.result import Result, bytes_of
+from ppcourse.runtime.sparse import joined, parted
 from ppcourse.runtime.stage import End, LossFunction, seed_for
 from ppcourse.runtime.together import copied
 from ppcourse.schedules.action import Action, Op
@@ -64,7 +65,7 @@ def reference_step(
             meter.boundary()
             spans += [Span(0, Action(0, Op.F, i), began, between)]
             spans += [Span(0, Action(0, Op.B, i), between, time.perf_counter() - zero)]
-    grads = {name: weight.grad for name, weight in whole.named_parameters()}
+    grads = {name: joined(parted(weight.grad)) for name, weight in whole.named_parameters()}
     timeline = Timeline("reference", 1, tuple(spans), "measured")
     return Result(total, grads, timeline, peak_in_flight=(1.0,), **bytes_of("reference", [meter.memory()]))
 
