@@ -51,6 +51,7 @@ def reference_step(
     spans, total, zero = [], 0.0, time.perf_counter()
     with torch.random.fork_rng(devices=[]):
         for i, (x, end) in enumerate(zip(xs, ends_of(ys, kind, weight), strict=True)):
+            x, end = copied((x, end))  # what is not split, every microbatch and the caller have too
             meter.turn_to((0, i))
             began = time.perf_counter() - zero
             with meter:
@@ -81,7 +82,6 @@ def _loss(
 ) -> Tensor:
     """What a microbatch's loss counts in that of the batch; random numbers come from seed and microbatch."""
     seed, i = source
-    x, end = copied((x, end))  # what is not split, every microbatch and the caller have too
     for number, layer in enumerate(whole):
         seed_for(seed, 0, number, i)
         x = call(number, layer, x, takes[number], extras)

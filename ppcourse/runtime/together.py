@@ -71,7 +71,8 @@ def copied(value: Any) -> Any:
     """The same in memory of its own; what lay together does so there too."""
 
     def copy(leaf: Any) -> Any:
-        return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+        # cloned first, so that a meter sees nothing of the memory that was given
+        return leaf.clone().detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
 
     return unbundled(tree_map(copy, bundled(value)))
 
