@@ -10,6 +10,7 @@ import torch
 from ppcourse.analysis.timeline import Span
 from ppcourse.runtime.board import Board, State
 from ppcourse.runtime.clock import Clock
+from ppcourse.runtime.cutting import cuttable
 from ppcourse.runtime.ends import Arrival
 from ppcourse.runtime.lanes import Lanes
 from ppcourse.runtime.link import Link, Parcel
@@ -60,6 +61,8 @@ class Interpreter:
             Op.W: self.weight_grad,
         }
         self.split = {(stage, microbatch) for stage, op, microbatch in self.row if op is Op.I}
+        self.comes = {action: incoming(plan, action) for action in self.row}  # each message is known before the step
+        self.goes = {action: outgoing(plan, action) for action in self.row}
         self.pairs = plan.pairs[rank]
         self.now: Action | None = None
         self.keep_sent = False
@@ -75,10 +78,11 @@ class Interpreter:
         self.inputs, self.ends, self.step = inputs, ends, Step()
         self.clock.begin()
         position = 0
-        while position < len(self.row):
-            together = self.row[position : position + 1 + (position in self.pairs)]
-            self._run_together(position, together)
-            position += len(together)
+        with cuttable() if self.split else nullcontext():
+            while position < len(self.row):
+                together = self.row[position : position + 1 + (position in self.pairs)]
+                self._run_together(position, together)
+                position += len(together)
         self._settle()
         self.now = None
         self._note(State.IDLE, len(self.row))
@@ -109,7 +113,8 @@ class Interpreter:
         self.lanes.join()
         end = self.clock.end(*together)
         self._send(parcels)
-        self.meter.boundary(self._between())
+        if self.meter.measures:
+            self.meter.boundary(self._between())
         self.marks.append((position, together, start, end))
         self.finished += len(together)
 
@@ -153,7 +158,7 @@ class Interpreter:
         forward = action.op is Op.F
         if forward and action.stage == 0:
             return Arrival(self.inputs[action.microbatch], HERE)
-        if message := incoming(self.plan, action):
+        if message := self.comes[action]:
             arrival = self.link.receive(message)
             self.meter.watch(arrival.value)
             return arrival
@@ -166,7 +171,7 @@ class Interpreter:
 
     def _pack(self, action: Action, result: Any) -> Parcel | None:
         """What is to be sent to another rank; what this rank needs itself is put aside."""
-        if message := outgoing(self.plan, action):
+        if message := self.goes[action]:
             return self.link.pack(message, result)
         if user := consumer(self.plan, action):
             forward = action.op is Op.F
@@ -180,7 +185,7 @@ class Interpreter:
         place = action.stage, action.microbatch
         if action.op is not Op.F:
             self.sent.pop(place, None)
-        elif outgoing(self.plan, action):
+        elif self.goes[action]:
             self.sent[place] = result
 
     def _between(self) -> Between:

@@ -84,7 +84,7 @@ class Worker:
         inputs, ends, extras = there((inputs, ends, extras), self.job.device)
         stages = self.stages.values()
         for stage in stages:
-            stage.step, stage.losses, stage.extras = self.step_number, [], extras
+            stage.begin(self.step_number, extras)
         self.meter.reset()
         with torch.set_grad_enabled(self.job.training), traced(self.job.files):
             self.link.begin()
