@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ppcourse.runtime import wire
 from ppcourse.runtime.errors import LinkError
-from ppcourse.runtime.stage import tensors_of
+from ppcourse.runtime.handed_on import tensors_of
 from ppcourse.schedules.channels import Channel, Kind, Message, Traffic
 
 KINDS = list(Kind)

@@ -8,14 +8,17 @@ from typing import Any
 import torch
 
 from ppcourse.analysis.timeline import Span
+from ppcourse.runtime.batch import whole_of
 from ppcourse.runtime.board import Board, State
 from ppcourse.runtime.clock import Clock
 from ppcourse.runtime.cutting import cuttable
 from ppcourse.runtime.ends import Arrival
+from ppcourse.runtime.handed_on import as_inputs, check_crosses
 from ppcourse.runtime.lanes import Lanes
 from ppcourse.runtime.link import Link, Parcel
 from ppcourse.runtime.meter import Between, Meter
-from ppcourse.runtime.stage import End, Stage, as_inputs, check_crosses
+from ppcourse.runtime.stage import End, Stage
+from ppcourse.runtime.together import bundled, unbundled
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.channels import Kind, consumer, incoming, outgoing
 from ppcourse.schedules.schedule import Schedule
@@ -76,6 +79,9 @@ class Interpreter:
     def run(self, inputs: dict[int, Any], ends: dict[int, End]) -> Step:
         """One step. `inputs` and `ends`: what each microbatch begins and ends with, on the ranks that need it."""
         self.inputs, self.ends, self.step = inputs, ends, Step()
+        whole = whole_of([*inputs.values(), *(end.target for end in ends.values())])
+        for stage in self.stages.values():
+            stage.whole = whole
         self.clock.begin()
         position = 0
         with cuttable() if self.split else nullcontext():
@@ -139,7 +145,7 @@ class Interpreter:
         split = (action.stage, i) in self.split
         output = self.stages[action.stage].forward(i, given, self.ends.get(i), split)
         if action.stage + 1 == self.plan.num_stages and not torch.is_grad_enabled():
-            self.step.outputs[i] = output
+            self.step.outputs[i] = self.stages[action.stage].let_go(output)
         return output
 
     def backward(self, action: Action, given: Any) -> Any:
@@ -159,9 +165,9 @@ class Interpreter:
         if forward and action.stage == 0:
             return Arrival(self.inputs[action.microbatch], HERE)
         if message := self.comes[action]:
-            arrival = self.link.receive(message)
-            self.meter.watch(arrival.value)
-            return arrival
+            value, at = self.link.receive(message)
+            self.meter.watch(value)
+            return Arrival(unbundled(value), at)
         if not forward and action.stage + 1 == self.plan.num_stages:
             return Arrival(None, HERE)
         kind = Kind.ACTIVATION if forward else Kind.GRADIENT
@@ -172,13 +178,14 @@ class Interpreter:
     def _pack(self, action: Action, result: Any) -> Parcel | None:
         """What is to be sent to another rank; what this rank needs itself is put aside."""
         if message := self.goes[action]:
-            return self.link.pack(message, result)
+            return self.link.pack(message, bundled(result) if action.op is Op.F else result)
         if user := consumer(self.plan, action):
             forward = action.op is Op.F
             key = (Kind.ACTIVATION if forward else Kind.GRADIENT, user.stage, user.microbatch)
             if forward:
                 check_crosses(result)
-            self.handed_over[key] = as_inputs(result) if forward else result
+                result = as_inputs(self.stages[action.stage].let_go(result))
+            self.handed_over[key] = result
         return None
 
     def _keep(self, action: Action, result: Any) -> None:

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
+from ppcourse.runtime.handed_on import as_inputs, tensors_of
 from ppcourse.runtime.meter import ACTIVATIONS, KEPT_FOR_W, Between, LiveBytes
-from ppcourse.runtime.stage import End, LossFunction, Stage, as_inputs, tensors_of
+from ppcourse.runtime.stage import End, LossFunction, Stage
+from ppcourse.runtime.together import bundled, copied
 
 MOST_ROUNDS = 50
 
@@ -47,8 +48,8 @@ class Rounds:
         for layer in layers:
             layer.zero_grad(set_to_none=True)
         self.layers, self.loss_fn, self.extras, self.seed = layers, loss_fn, extras, seed
-        self.inputs = _copy(inputs)  # of their own, and not a part of the batch
-        self.end = None if loss_fn is None else End(_copy(targets), 1.0)
+        self.inputs = copied(inputs)  # of their own, and not a part of the batch
+        self.end = None if loss_fn is None else End(copied(targets), 1.0)
 
     def times(self, budget: float) -> tuple[list[tuple[float, float, float]], int]:
         """For each layer the medians of F, I and W, seconds of CPU time, and of how many rounds; one more warms up."""
@@ -107,21 +108,21 @@ class Rounds:
         """What a stage keeps, and the gradients of what it was given."""
         owner, meter = (number, 0), LiveBytes(nn.ModuleList(stage.layers.values()))
         meter.turn_to(owner)
-        given = as_inputs(_copy(given))
+        given = as_inputs(copied(given))
         if number:  # the batch is there anyway
             meter.watch(given)
         with meter:
             output = stage.forward(0, given, self.end if last else None, split=True)
         grads = self._first_gradients(output) if last else grads
-        boundary = sum(x.numel() * x.itemsize for x in tensors_of(output))
+        boundary = sum(x.numel() * x.itemsize for x in tensors_of(bundled(output)))
         del given, output
         meter.boundary(Between(stashed=[owner]))
         stashed = meter.most[ACTIVATIONS]
-        grads = _copy(grads)
+        grads = copied(grads)
         meter.watch(grads)
         with meter:
             found = stage.input_grad(0, grads)
-        back = _copy(found)
+        back = copied(found)
         del grads, found
         meter.reset()
         meter.boundary(Between(owed=[owner]))
@@ -151,8 +152,3 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
     began = time.thread_time()
     result = work()
     return result, time.thread_time() - began
-
-
-def _copy(value: Any) -> Any:
-    """Tensors of their own, which require a gradient where the others do."""
-    return tree_map(lambda x: x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x, value)

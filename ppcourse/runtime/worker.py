@@ -21,6 +21,7 @@ from ppcourse.runtime.meter import Meter, meter_of
 from ppcourse.runtime.moments import CudaMoments
 from ppcourse.runtime.nccl import Communicator
 from ppcourse.runtime.shared import Peer
+from ppcourse.runtime.sparse import parted
 from ppcourse.runtime.stage import End, Stage
 from ppcourse.runtime.streams import streams_of
 from ppcourse.runtime.tracing import traced
@@ -108,10 +109,10 @@ class Worker:
         assert self.job.trainer
         return self.job.trainer.update()
 
-    def gradients(self) -> dict[str, Tensor | None]:
+    def gradients(self) -> dict[str, Any]:
+        """Sparse ones in their parts."""
         named = self.model.named_parameters(remove_duplicate=False)
-        grads = {name: p.grad.to_dense() if p.grad is not None and p.grad.is_sparse else p.grad for name, p in named}
-        return here(grads)  # type: ignore[no-any-return]
+        return here({name: parted(weight.grad) for name, weight in named})  # type: ignore[no-any-return]
 
     def state(self) -> dict[str, Tensor]:
         """Weights and buffers."""
