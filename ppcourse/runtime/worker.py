@@ -94,6 +94,7 @@ class Worker:
             step = self.interpreter.run(inputs, ends)
             self.link.finish()
         self.step_number += 1
+        memory = self.meter.memory(self.job.trainer.made if self.job.trainer else None)
         return Report(
             loss=float(sum(loss.double() for stage in stages for loss in stage.losses)),
             outputs=here(step.outputs),
@@ -101,7 +102,7 @@ class Worker:
             peak_held=step.peak_held,
             messages=self.link.sent_messages,
             message_bytes=self.link.sent_bytes,
-            memory=self.meter.memory(self.job.trainer.made if self.job.trainer else None),
+            memory=memory and memory.with_link(self.link.buffers),
         )
 
     def update(self) -> float:
