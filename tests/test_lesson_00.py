@@ -277,7 +277,8 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "a wait of its own": (
         "0.2",
         holds_its_own_lock,
-        "rank 0 waits in line N of test_lesson_00.py: threading.Event().wait(), but for no other rank; send or receive.",
+        "rank 0 waits in line N of test_lesson_00.py: threading.Event().wait(), but for no other rank; send or"
+        " receive.",
     ),
     "an error": (
         "0.2",

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("own_progress")
 def test_a_v_is_solved() -> None:
     assert pp.grade("7.1", lambda stage, p: min(stage, 2 * p - 1 - stage))
     assert pp.grade("7.1", lambda stage, p: stage if stage < p else 2 * p - 1 - stage)
+    assert pp.grade("7.1", lambda stage, p: p - 0.5 - abs(stage - p + 0.5))  # a whole number, too
 
 
 WRONG_HOMES = {
