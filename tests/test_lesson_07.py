@@ -46,7 +46,7 @@ WRONG_HOMES = {
         "home(2, 2) is 0, but rank 1 holds stages 1 2: down the ranks and up again.",
     ),
     "text": (lambda stage, p: "rank 0", "home(0, 2) is 'rank 0'; return the number of a rank."),
-    "a half": (lambda stage, p: stage / 2, "home(0, 2) is 0; return the number of a rank."),
+    "a half": (lambda stage, p: stage / 2, "home(1, 2) is 0.5; return the number of a rank."),
 }
 
 

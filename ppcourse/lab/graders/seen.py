@@ -15,7 +15,7 @@ class Seen:
         if output.requires_grad:
             self._open += 1
             self.most_open = max(self.most_open, self._open)
-            output.register_hook(self._backward)
+            output.register_hook(self._backward)  # type: ignore[no-untyped-call]
 
     def _backward(self, _: Tensor) -> None:
         self._open -= 1
