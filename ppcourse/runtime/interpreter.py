@@ -11,6 +11,7 @@ from ppcourse.analysis.timeline import Span
 from ppcourse.runtime.batch import whole_of
 from ppcourse.runtime.board import Board, State
 from ppcourse.runtime.clock import Clock
+from ppcourse.runtime.cutting import cuttable
 from ppcourse.runtime.ends import Arrival
 from ppcourse.runtime.handed_on import as_inputs, check_crosses
 from ppcourse.runtime.lanes import Lanes
@@ -63,6 +64,8 @@ class Interpreter:
             Op.W: self.weight_grad,
         }
         self.split = {(stage, microbatch) for stage, op, microbatch in self.row if op is Op.I}
+        self.comes = {action: incoming(plan, action) for action in self.row}  # each message is known before the step
+        self.goes = {action: outgoing(plan, action) for action in self.row}
         self.pairs = plan.pairs[rank]
         self.now: Action | None = None
         self.keep_sent = False
@@ -81,10 +84,11 @@ class Interpreter:
             stage.whole = whole
         self.clock.begin()
         position = 0
-        while position < len(self.row):
-            together = self.row[position : position + 1 + (position in self.pairs)]
-            self._run_together(position, together)
-            position += len(together)
+        with cuttable() if self.split else nullcontext():
+            while position < len(self.row):
+                together = self.row[position : position + 1 + (position in self.pairs)]
+                self._run_together(position, together)
+                position += len(together)
         self._settle()
         self.now = None
         self._note(State.IDLE, len(self.row))
@@ -115,7 +119,8 @@ class Interpreter:
         self.lanes.join()
         end = self.clock.end(*together)
         self._send(parcels)
-        self.meter.boundary(self._between())
+        if self.meter.measures:
+            self.meter.boundary(self._between())
         self.marks.append((position, together, start, end))
         self.finished += len(together)
 
@@ -159,7 +164,7 @@ class Interpreter:
         forward = action.op is Op.F
         if forward and action.stage == 0:
             return Arrival(self.inputs[action.microbatch], HERE)
-        if message := incoming(self.plan, action):
+        if message := self.comes[action]:
             value, at = self.link.receive(message)
             self.meter.watch(value)
             return Arrival(unbundled(value), at)
@@ -172,7 +177,7 @@ class Interpreter:
 
     def _pack(self, action: Action, result: Any) -> Parcel | None:
         """What is to be sent to another rank; what this rank needs itself is put aside."""
-        if message := outgoing(self.plan, action):
+        if message := self.goes[action]:
             return self.link.pack(message, bundled(result) if action.op is Op.F else result)
         if user := consumer(self.plan, action):
             forward = action.op is Op.F
@@ -187,7 +192,7 @@ class Interpreter:
         place = action.stage, action.microbatch
         if action.op is not Op.F:
             self.sent.pop(place, None)
-        elif outgoing(self.plan, action):
+        elif self.goes[action]:
             self.sent[place] = result
 
     def _between(self) -> Between:

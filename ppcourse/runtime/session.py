@@ -56,14 +56,15 @@ class Session:
         homes = [set(self.plan.placement.homes(i)) for i in range(len(batch.extras))]
         return {i: among(names, extras) for i, extras in enumerate(batch.extras) if rank in homes[i]}
 
-    def ask(self, name: str) -> list[Any]:
-        """The same order to every rank."""
-        return self.pool.call([order(name)] * self.pool.num_ranks, self.plan, self.timeout)
+    def ask(self, name: str, *arguments: Any, patience: float | None = None) -> list[Any]:
+        """The same order to every rank; `patience` takes the place of the timeout."""
+        orders = [order(name, *arguments)] * self.pool.num_ranks
+        return self.pool.call(orders, self.plan, patience or self.timeout)
 
     def timeline(self, reports: Sequence[Report]) -> Timeline:
-        """All ranks' spans on one clock that starts with the first of them."""
+        """All ranks' spans on one clock that starts with the first of them; empty if there was no step."""
         spans = [span for report in reports for span in report.spans]
-        zero = min(span.start for span in spans)
+        zero = min((span.start for span in spans), default=0.0)
         moved = tuple(Span(s.rank, s.action, s.start - zero, s.end - zero) for s in spans)
         return Timeline(self.cut.plan.name, self.pool.num_ranks, moved, "paced" if self.paced else "measured")
 

@@ -67,11 +67,10 @@ class Stage:
         copied: Iterable[int] = (),
     ) -> None:
         self.layers, self.loss_fn = layers, loss_fn
-        self.seed, self.step, self.recompute = seed, 0, recompute
+        self.seed, self.recompute = seed, recompute
         self.stash: dict[int, Stash] = {}
         self.owed: dict[int, Splitter | None] = {}
-        self.losses: list[Tensor] = []
-        self.extras: Mapping[int, Mapping[str, Any]] = {}
+        self.begin(0)
         self.whole: Sequence[Tensor] = ()
         self.copied = {number for number in copied if number in layers}
         self.generators: Sequence[torch.Generator] = (torch.default_generator,)  # on a GPU, that GPU's too
@@ -79,6 +78,13 @@ class Stage:
         self._modules = [module for layer in layers.values() for module in layer.modules()]
         self._buffered = [module for module in self._modules if tensors_kept([module])]
         self._renewed = Renewed(self._buffered)
+
+    def begin(self, step: int, extras: Mapping[int, Mapping[str, Any]] | None = None) -> None:
+        """Before each step."""
+        self.step, self.extras = step, extras or {}
+        self.losses: list[Tensor] = []
+        every = dict.fromkeys(weight for layer in self.layers.values() for weight in layer.parameters())
+        self._weights = [weight for weight in every if weight.requires_grad]
 
     @property
     def held(self) -> int:
@@ -127,23 +133,19 @@ class Stage:
         graph = stash.graph()
         self.owed[microbatch] = graph.splitter
         assert graph.splitter, f"forward of microbatch {microbatch} did not know that its backward is split"
-        return graph.splitter.input_grad(*graph.due(grads), stash.inputs, self._weights())
+        return graph.splitter.input_grad(*graph.due(grads), stash.inputs, self._weights)
 
     def weight_grad(self, microbatch: int) -> None:
         """W: adds to the weights' gradients what I left over."""
         splitter = self.owed.pop(microbatch)
         assert splitter
-        splitter.weight_grad(self._weights())
+        splitter.weight_grad(self._weights)
 
     def let_go(self, value: Any) -> Any:
         """What this stage hands on, for whoever gets it without a message: he may write into it, and this stage go on
         to write into its buffers."""
         weights = (weight for layer in self.layers.values() for weight in layer.parameters())
         return copied(value) if lies_in(value, [*weights, *tensors_kept(self._buffered)]) else value
-
-    def _weights(self) -> list[Tensor]:
-        every = (weight for layer in self.layers.values() for weight in layer.parameters())
-        return list({id(weight): weight for weight in every if weight.requires_grad}.values())
 
     def _check_copies(self, then: Buffers) -> None:
         """Raise RuntimeError if a layer that other ranks hold too has changed its buffers: each copy would do so for
@@ -160,7 +162,7 @@ class Stage:
 
     def _announce_gradients(self, inputs: Any, output: Any) -> Any:
         """Without a graph, say that all that may require a gradient does; where it turns out not to, it is dropped."""
-        if not self._weights() and not any(tensor.requires_grad for tensor in tensors_of(inputs)):
+        if not self._weights and not any(tensor.requires_grad for tensor in tensors_of(inputs)):
             return output
         return tree_map(
             lambda x: x.detach().requires_grad_(can_have_gradient(x)) if isinstance(x, Tensor) else x, output

@@ -1,6 +1,7 @@
 """The orders that a rank process carries out: open a job, steps, what became of the weights, close."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from ppcourse.runtime.board import Board, State
 from ppcourse.runtime.call import call
+from ppcourse.runtime.checkpoint import Part, restore, save
 from ppcourse.runtime.clock import Clock, Pace, StreamClock
 from ppcourse.runtime.device import enter, generators, here, move, there
 from ppcourse.runtime.interpreter import Interpreter
@@ -85,7 +87,7 @@ class Worker:
         inputs, ends, extras = there((inputs, ends, extras), self.job.device)
         stages = self.stages.values()
         for stage in stages:
-            stage.step, stage.losses, stage.extras = self.step_number, [], extras
+            stage.begin(self.step_number, extras)
         self.meter.reset()
         with torch.set_grad_enabled(self.job.training), traced(self.job.files):
             self.link.begin()
@@ -94,6 +96,7 @@ class Worker:
             step = self.interpreter.run(inputs, ends)
             self.link.finish()
         self.step_number += 1
+        memory = self.meter.memory(self.job.trainer.made if self.job.trainer else None)
         return Report(
             loss=float(sum(loss.double() for stage in stages for loss in stage.losses)),
             outputs=here(step.outputs),
@@ -101,7 +104,7 @@ class Worker:
             peak_held=step.peak_held,
             messages=self.link.sent_messages,
             message_bytes=self.link.sent_bytes,
-            memory=self.meter.memory(self.job.trainer.made if self.job.trainer else None),
+            memory=memory and memory.with_link(self.link.buffers),
         )
 
     def update(self) -> float:
@@ -117,6 +120,22 @@ class Worker:
     def state(self) -> dict[str, Tensor]:
         """Weights and buffers."""
         return {name: here(value.detach()) for name, value in self.model.state_dict().items()}
+
+    def save(self, folder: str, first: Mapping[str, str]) -> Part:
+        """Write this rank's part of a checkpoint; all ranks do so together."""
+        assert self.job.trainer
+        return save(Path(folder), self.rank, self.model, self.job.trainer, first)
+
+    def restore(self, folder: str, first: Mapping[str, str], step: int, optimizer: str | None) -> str | None:
+        """Go on after `step` steps, from a checkpoint that an optimizer of this class wrote; another class's name, if
+        this rank's is of another, and then nothing has been restored."""
+        assert self.job.trainer
+        own = self.job.trainer.made
+        if own is not None and optimizer not in (None, type(own).__name__):
+            return type(own).__name__
+        restore(Path(folder), self.model, self.job.trainer, first)
+        self.step_number = step  # which random numbers follow
+        return None
 
     def look(self, *arguments: Any) -> str | None:
         """Pass a microbatch through a model: what is wrong with it, or None."""
