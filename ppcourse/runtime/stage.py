@@ -1,7 +1,7 @@
 """One stage on its rank: forward, backward, and what is kept in between."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -74,6 +74,7 @@ class Stage:
         self.whole: Sequence[Tensor] = ()
         self.copied = {number for number in copied if number in layers}
         self.generators: Sequence[torch.Generator] = (torch.default_generator,)  # on a GPU, that GPU's too
+        self.autocast: Callable[[], AbstractContextManager[None]] = nullcontext
         self._takes = {number: taken_by([layer]) for number, layer in layers.items()}
         self._modules = [module for layer in layers.values() for module in layer.modules()]
         self._buffered = [module for module in self._modules if tensors_kept([module])]
@@ -100,7 +101,7 @@ class Stage:
         again = torch.is_grad_enabled() and self.recompute
         splitter = Splitter() if split else None
         before = copies(self._modules) if again else copies(self._buffered) if keeps_graph and self.copied else {}
-        with torch.set_grad_enabled(keeps_graph), self._renewed.for_one(keeps_graph):
+        with torch.set_grad_enabled(keeps_graph), self.autocast(), self._renewed.for_one(keeps_graph):
             # layers, and the loss, may work in place, and running them again must find things as they came
             given, last = copied((inputs, end)) if again else (inputs, end)
             output, loss = self._compute(microbatch, given, last, splitter if keeps_graph else None)
@@ -172,7 +173,7 @@ class Stage:
         self, microbatch: int, inputs: Any, end: End | None, splitter: Splitter | None, buffers: Buffers
     ) -> Graph:
         """F once more, this time with a graph; to `buffers` as they were, and without a trace in them."""
-        with as_before(buffers):
+        with as_before(buffers), self.autocast():
             output, loss = self._compute(microbatch, inputs, end, splitter)
         return Graph.of(tensors_of(output) if loss is None else [loss], splitter)
 
