@@ -143,10 +143,10 @@ def _wasteful(group: list[Tensor]) -> bool:
 
 
 def _apart(group: list[Tensor]) -> bool:
-    return not any(_overlap(*pair) for pair in combinations(group, 2))
+    return not any(overlap(*pair) for pair in combinations(group, 2))
 
 
-def _overlap(one: Tensor, other: Tensor) -> bool:
+def overlap(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one storage have a byte in common."""
     marks = torch.zeros(max(_span(one)[1], _span(other)[1]), dtype=torch.bool)
     _bytes_in(marks, one).fill_(True)

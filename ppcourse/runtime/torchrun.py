@@ -27,7 +27,7 @@ from ppcourse.runtime.batch import batch_of, reduction_of
 from ppcourse.runtime.board import Board
 from ppcourse.runtime.errors import Failure, RankError
 from ppcourse.runtime.job import Job
-from ppcourse.runtime.prepare import check_weights, cut
+from ppcourse.runtime.prepare import check_memory, check_weights, cut
 from ppcourse.runtime.session import shares
 from ppcourse.runtime.stage import LossFunction
 from ppcourse.runtime.statistics import check_statistics
@@ -134,6 +134,7 @@ def train_here(
     where, carrier = carried(place, device, link)
     made = cut(plan, model, "uniform")
     check_weights(made, loss_fn)
+    check_memory(made)
     kind, copied = reduction_of(loss_fn, None), check_statistics(made)
     join()
     sleep_precisely()
