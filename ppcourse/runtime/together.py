@@ -98,10 +98,9 @@ class Unrelated:
                 )
 
 
-def lies_in(value: Any, tensors: Iterable[Tensor]) -> bool:
-    """Whether a tensor in `value` lies in the memory of one of these."""
-    theirs = {tensor.untyped_storage()._cdata for tensor in tensors if _is_plain(tensor)}
-    return any(_is_plain(x) and x.untyped_storage()._cdata in theirs for x in tensors_of(value))
+def memory_of(tensors: Iterable[Tensor]) -> set[int]:
+    """What tells where these lie."""
+    return {tensor.untyped_storage()._cdata for tensor in tensors if _is_plain(tensor)}
 
 
 def groups(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
