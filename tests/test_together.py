@@ -133,7 +133,6 @@ RIGHT: dict[str, list[nn.Module]] = {
 PLANS = {
     "1f1b": pp.build("1f1b", 4, 2),
     "zb-v": pp.build("zb-v", 2, 4),
-    "dualpipe-v": pp.build("dualpipe-v", 2, 4),
 }
 
 
@@ -145,9 +144,10 @@ def test_tensors_in_one_memory_are_as_in_one_process(name: str, case: str) -> No
         assert_as_plain(PLANS[name], RIGHT[case], m, recompute=recompute)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("between", [0, 1], ids=["at once", "handed on by another stage"])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    ("name", "between", "recompute"),  # with 1 between, another stage hands on what the first made
+    [("1f1b", 0, False), ("1f1b", 1, True), ("zb-v", 0, True), ("zb-v", 1, False)],
+)
 def test_a_write_that_would_make_gradients_wrong_is_refused(name: str, between: int, recompute: bool) -> None:
     layers = [first(), WRITES, nn.Identity(), last()]
     layers[1:3] = layers[1 + between], layers[2 - between]
