@@ -8,12 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toys import assert_same, by_value, classifier, rows_of
+from toys import Does, assert_as_plain, assert_same, by_value, classifier, linear, rows_of
 
 import ppcourse as pp
 from ppcourse.runtime import wire
 from ppcourse.runtime.handed_on import tensors_of
-from ppcourse.runtime.stage import Stage
 from ppcourse.runtime.together import Bundle, bundled, copied, unbundled
 
 by_value(__name__)
@@ -98,44 +97,6 @@ def test_what_lies_together_takes_no_more_room_than_apart() -> None:
 
 
 # in runs, against one process that knows nothing of pipelines
-
-
-class Does(nn.Module):
-    """A layer that does `work(layer, x)` and has these parts."""
-
-    def __init__(self, work: Callable[[Any, Any], Any], **parts: nn.Module) -> None:
-        super().__init__()
-        self.work = work
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: Any) -> Any:
-        return self.work(self, x)
-
-
-def linear(rows: int, columns: int) -> nn.Linear:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rows + 10 * columns)
-        return nn.Linear(rows, columns).double()
-
-
-def plain(layers: list[nn.Module], inputs: Tensor, targets: Tensor, m: int = 1) -> tuple[float, dict[str, Any]]:
-    model, total = copy.deepcopy(nn.Sequential(*layers)), 0.0
-    for x, y in zip(inputs.tensor_split(m), targets.tensor_split(m), strict=True):
-        loss = F.cross_entropy(model(x.clone()), y) * len(x) / len(inputs)
-        loss.backward()
-        total += float(loss.detach())
-    return total, {name: weight.grad for name, weight in model.named_parameters()}
-
-
-def assert_as_plain(plan: pp.Schedule, layers: list[nn.Module], m: int = 1, **options: Any) -> None:
-    inputs, targets = rows_of(8)
-    result = pp.run(plan, copy.deepcopy(layers), inputs, targets, loss_fn=F.cross_entropy, **options)
-    loss, grads = plain(layers, inputs, targets, m)
-    assert result.loss == pytest.approx(loss, rel=1e-12)
-    assert list(result.grads) == list(grads)
-    for name, grad in grads.items():
-        torch.testing.assert_close(result.grads[name], grad, rtol=1e-10, atol=1e-13)
 
 
 first = lambda: Does(lambda at, x: (lambda h: (h, h, h[:, :2]))(at.one(x)), one=linear(4, 3))  # noqa: E731
@@ -242,79 +203,3 @@ def test_targets_that_a_loss_writes_into_are_those_of_one_microbatch() -> None:
         assert_same(result, pp.reference_step(classifier(), inputs, per_row, **options))
     with pytest.raises(pp.RankError, match="loss_fn writes into a part of the batch that other microbatches get too"):
         pp.run("1f1b", classifier(), inputs, for_all, p=2, m=4, **options)
-
-
-# buffers
-
-
-class Keeps(nn.Module):
-    """Hands on its own buffer, and its own weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("room", torch.zeros(2, 4, dtype=torch.float64))
-        self.weight = nn.Parameter(torch.ones(4, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        self.room.copy_(x.detach())
-        return x, self.room, self.weight
-
-
-FOLDED = pp.Schedule.from_rows(["0F0 0F1 1F0 1F1 0F2 0F3 1F2 1F3 1B0 0B0 1B1 0B1 1B2 0B2 1B3 0B3"])
-
-
-def test_a_buffer_that_is_handed_on_stays_as_it_was_then() -> None:
-    """Stage 0 writes its next microbatch into it before stage 1, on the same rank, has taken it; and stage 1 writes
-    into the weight that it was given."""
-    layers = [
-        linear(4, 4),
-        Keeps(),
-        Does(lambda at, g: g[0].sin() * g[1] + g[2].mul_(2)),
-        linear(4, 3),
-    ]
-    given = copy.deepcopy(layers)
-    given[2] = Does(lambda at, g: g[0].sin() * g[1] + g[2] * 2)  # one process may not write into a weight
-    inputs, targets = rows_of(8)
-    result = pp.run(FOLDED, layers, inputs, targets, loss_fn=F.cross_entropy)
-    loss, grads = plain(given, inputs, targets, 4)
-    assert result.loss == pytest.approx(loss, rel=1e-12)
-    for name, grad in grads.items():
-        torch.testing.assert_close(result.grads[name], grad, rtol=1e-10, atol=1e-13)
-
-
-def test_outputs_are_those_of_their_microbatch() -> None:
-    inputs = rows_of(8)[0]
-    layers = [nn.Identity(), Keeps(), Does(lambda at, g: g[1])]
-    outputs = pp.evaluate(pp.Schedule.from_rows(["0F0 0F1 0F2 0F3"]), layers, inputs).outputs
-    assert torch.equal(outputs, inputs)
-
-
-class Counts(nn.Module):
-    """Multiplies with a buffer that it changes, though torch has saved it for backward; another one is a view of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("times", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("fixed", torch.ones(3, dtype=torch.float64))
-        self.register_buffer("view", self.times.view(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.times += 1
-        return x * self.times + self.view
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("plan", [("gpipe", 2, 4), ("1f1b", 4, 4), ("zb-h1", 2, 4), ("zb-v", 2, 4)], ids=str)
-def test_a_buffer_may_change_in_place_though_graphs_have_saved_it(plan: tuple[str, int, int], recompute: bool) -> None:
-    layers = [linear(4, 4), Counts(), nn.Tanh(), Counts(), linear(4, 3)]
-    assert_as_plain(pp.build(*plan), layers, 4, recompute=recompute)
-
-
-def test_a_buffer_that_nobody_writes_into_stays_where_it_is() -> None:
-    layer = Counts()
-    stage = Stage({0: layer}, None)
-    where = layer.fixed.data_ptr()
-    for microbatch in range(3):
-        stage.forward(microbatch, torch.ones(2, 3, dtype=torch.float64))
-    assert layer.fixed.data_ptr() == where
-    assert layer.times == layer.view == 3

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ppcourse.analysis.timeline import Span, Timeline
+from ppcourse.runtime.autocast import outside
 from ppcourse.runtime.batch import ends_of, reduction_of, split_batch, split_extras
 from ppcourse.runtime.extras import call, check_extras, judge, taken_by
 from ppcourse.runtime.meter import Between, Meter, meter_of
@@ -49,7 +50,7 @@ def reference_step(
     meter = meter_of(whole) if memory else Meter()
     meter.reset()
     spans, total, zero = [], 0.0, time.perf_counter()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
         for i, (x, end) in enumerate(zip(xs, ends_of(ys, kind, weight), strict=True)):
             x, end = copied((x, end))  # what is not split, every microbatch and the caller have too
             meter.turn_to((0, i))
@@ -60,7 +61,8 @@ def reference_step(
             meter.boundary(Between(stashed=[(0, i)]))
             with meter:
                 if loss.requires_grad:
-                    torch.autograd.backward(loss)
+                    with outside():
+                        torch.autograd.backward(loss)
             total += float(loss.detach().double())
             del loss
             meter.boundary()

@@ -1,15 +1,14 @@
 """One stage on its rank: forward, backward, and what is kept in between."""
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ppcourse.runtime.buffers import Buffers, Renewed, as_before, changed, copies
+from ppcourse.runtime.buffers import Buffers, Renewed, as_before, changed, copies, tensors_kept
 from ppcourse.runtime.cutting import closed, cutting
 from ppcourse.runtime.extras import call, judge, taken_by
 from ppcourse.runtime.graph import Graph, aliases, can_have_gradient
@@ -75,8 +74,10 @@ class Stage:
         self.whole: Sequence[Tensor] = ()
         self.copied = {number for number in copied if number in layers}
         self.generators: Sequence[torch.Generator] = (torch.default_generator,)  # on a GPU, that GPU's too
+        self.autocast: Callable[[], AbstractContextManager[None]] = nullcontext
         self._takes = {number: taken_by([layer]) for number, layer in layers.items()}
-        self._buffered = [module for layer in layers.values() for module in layer.modules() if module._buffers]
+        self._modules = [module for layer in layers.values() for module in layer.modules()]
+        self._buffered = [module for module in self._modules if tensors_kept([module])]
         self._renewed = Renewed(self._buffered)
 
     def begin(self, step: int, extras: Mapping[int, Mapping[str, Any]] | None = None) -> None:
@@ -99,8 +100,8 @@ class Stage:
         keeps_graph = torch.is_grad_enabled() and not self.recompute
         again = torch.is_grad_enabled() and self.recompute
         splitter = Splitter() if split else None
-        before = copies(self._buffered) if again or (keeps_graph and self.copied) else {}
-        with torch.set_grad_enabled(keeps_graph), self._renewed.for_one(keeps_graph):
+        before = copies(self._modules) if again else copies(self._buffered) if keeps_graph and self.copied else {}
+        with torch.set_grad_enabled(keeps_graph), self.autocast(), self._renewed.for_one(keeps_graph):
             # layers, and the loss, may work in place, and running them again must find things as they came
             given, last = copied((inputs, end)) if again else (inputs, end)
             output, loss = self._compute(microbatch, given, last, splitter if keeps_graph else None)
@@ -144,17 +145,17 @@ class Stage:
     def let_go(self, value: Any) -> Any:
         """What this stage hands on, for whoever gets it without a message: he may write into it, and this stage go on
         to write into its buffers."""
-        kept = (x for layer in self.layers.values() for x in itertools.chain(layer.parameters(), layer.buffers()))
-        return copied(value) if lies_in(value, kept) else value
+        weights = (weight for layer in self.layers.values() for weight in layer.parameters())
+        return copied(value) if lies_in(value, [*weights, *tensors_kept(self._buffered)]) else value
 
     def _check_copies(self, then: Buffers) -> None:
         """Raise RuntimeError if a layer that other ranks hold too has changed its buffers: each copy would do so for
         its own microbatches only."""
-        written = {module for module, _ in then}
+        written = {module for (module, _), old in then.items() if isinstance(old, Tensor)}
         for number in self.copied if written else ():
             if not written.isdisjoint(self.layers[number].modules()):
                 name = f"Layer {number} ({type(self.layers[number]).__name__})"
-                raise RuntimeError(f"{name} keeps statistics in a buffer, but has a copy on another rank, {ONE_RANK}")
+                raise RuntimeError(f"{name} keeps statistics in a tensor, but has a copy on another rank, {ONE_RANK}")
 
     def _keep(self, microbatch: int, inputs: Any, graph: Callable[[], Graph]) -> None:
         wanted = [leaf if leaf.requires_grad else None for leaf in tensors_of(inputs)]
@@ -172,7 +173,7 @@ class Stage:
         self, microbatch: int, inputs: Any, end: End | None, splitter: Splitter | None, buffers: Buffers
     ) -> Graph:
         """F once more, this time with a graph; to `buffers` as they were, and without a trace in them."""
-        with as_before(buffers):
+        with as_before(buffers), self.autocast():
             output, loss = self._compute(microbatch, inputs, end, splitter)
         return Graph.of(tensors_of(output) if loss is None else [loss], splitter)
 

@@ -1,6 +1,7 @@
 """The orders that a rank process carries out: open a job, steps, what became of the weights, close."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ppcourse.runtime import gpus
+from ppcourse.runtime.autocast import within
 from ppcourse.runtime.board import Board, State
 from ppcourse.runtime.call import call
 from ppcourse.runtime.checkpoint import Part, restore, save
@@ -58,6 +60,8 @@ class Worker:
         move(self.model, job.device)
         for stage in self.stages.values():
             stage.generators = generators(job.device)
+            if job.autocast:
+                stage.autocast = partial(within, job.autocast, job.device)
         if not job.training:
             self.model.eval()
         if job.trainer:
