@@ -14,6 +14,7 @@ import ppcourse as pp
 from ppcourse.runtime import wire
 from ppcourse.runtime.batch import batch_of
 from ppcourse.runtime.models import gpt
+from ppcourse.runtime.prepare import sizes_of
 from ppcourse.runtime.profile import partition_by_profile
 
 by_value(__name__)
@@ -205,7 +206,7 @@ def test_tuples_are_handed_on() -> None:
     assert found.layers[1].boundary == 2 * ACTIVATION
 
 
-def test_a_layer_that_raises_leaves_weights_to_go_by() -> None:
+def test_case_R87_a_layer_that_raises_leaves_weights_to_go_by() -> None:  # noqa: N802
     layers = [linear(), torch.nn.Linear(WIDTH, 3 * WIDTH), Skip()]
     with pytest.warns(
         UserWarning, match=r"could not be profiled, so weights are counted instead \(KeyError: 'skip'\)\."
@@ -291,6 +292,25 @@ def test_a_model_that_cannot_be_profiled_still_runs_and_one_that_fails_says_so_i
         )
         seen = pp.evaluate("1f1b", classifier(), inputs, targets, **task)
     assert done.losses[0] == pytest.approx(seen.loss)
+
+
+def test_a_learner_may_split_a_layer_finer() -> None:
+    """The head has three linear layers in one, and is what a stage waits for. Its parts as layers of their own are the
+    same modules: the cut gets more even, and nothing else changes."""
+    head = torch.nn.Sequential(linear(), linear(), linear())
+    layers = [linear(), linear(), head]
+    finer = [*layers[:-1], *head]
+    counts = [sum(w.numel() for w in layer.parameters()) for layer in layers]
+    parts = [layer.parameters for layer in pp.profile(finer, rows(), budget=0.0).layers]
+    assert parts == [*counts[:-1], *[counts[-1] // 3] * 3]
+    assert (pp.partition(counts, 2), pp.partition(parts, 2)) == ((2, 1), (3, 2))
+    assert (sizes_of("parameters", layers, 2), sizes_of("parameters", finer, 2)) == ((2, 1), (3, 2))
+    inputs = torch.randn(2 * ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+    task = {"p": 2, "m": 2, "loss_fn": F.mse_loss, "partition": "parameters"}
+    coarse, fine = (pp.run("1f1b", model, inputs, inputs, **task) for model in (layers, finer))
+    assert coarse.loss == fine.loss
+    names = zip(coarse.grads, fine.grads, strict=True)  # 2.0.weight is 2.weight now, and so on
+    assert all(torch.equal(coarse.grads[a], fine.grads[b]) for a, b in names)
 
 
 def test_too_many_stages_are_refused_as_ever() -> None:

@@ -118,6 +118,8 @@ def profile(
     extras   {name: what layers get that take it by that name}, for this microbatch, as `run` has them
     budget   seconds after which no further round begins; two are run in any case, and one of them is to warm up
 
+    A layer that outweighs a stage may be split finer: give its parts as layers of their own, [*model[:-1], *model[-1]].
+
     The model stays as it is. It is never an error that a layer cannot be run: then a warning says which and why, and
     the profile is in proportion to weights. Raises ValueError for what is no model, and for extras that no layer takes.
     """
