@@ -1,9 +1,11 @@
 """A profile finds the heavy layer, weighs what a stage keeps, changes nothing, and never stops a run."""
 
+import random
 import time
 import warnings
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -167,8 +169,10 @@ def test_costs_of_stages_are_those_of_their_layers() -> None:
     assert costs.comm == 0.5
     again = found.costs([1, 2], recompute=True)
     assert again.input_grad == (a.input_grad + a.forward, b.input_grad + c.input_grad + b.forward + c.forward)
-    with refused("The partition (1, 1) does not cut 3 layers into stages of at least one."):
-        found.costs([1, 1])
+    for wrong in ([1, 1], [], [0, 3], [1.0, 2.0], "12", None):
+        for sizes in (found.costs, found.sizes):
+            with refused(f"The partition {wrong!r} does not cut 3 layers into stages of at least one."):
+                sizes(wrong)
 
 
 def test_it_prints_as_a_table() -> None:
@@ -189,6 +193,54 @@ def test_model_random_state_and_threads_stay_as_they_are() -> None:
     assert all(weight.grad is None for weight in model.parameters())
     assert torch.equal(state, torch.get_rng_state())
     assert torch.get_num_threads() == threads
+
+
+class Meddler(torch.nn.Module):
+    """Sets what everybody shares, and says so."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print("meddling")
+        random.seed(1)
+        numpy.random.seed(1)
+        torch.manual_seed(1)
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(2)
+        return x * x.new_tensor(random.random())
+
+
+def test_a_layer_that_meddles_leaves_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    def shared() -> list[Any]:
+        numbers = str(random.getstate()), str(numpy.random.get_state()), torch.get_rng_state().tolist()
+        return [numbers, torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()]
+
+    layers, before = [linear(), Meddler(), linear()], shared()
+    found = pp.profile(layers, rows(), budget=0.0)
+    found.sizes([1, 2])
+    assert shared() == before
+    assert found.rounds == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_layers_that_work_in_place_are_measured_and_nobody_elses_tensors_change() -> None:
+    class Double(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mul_(2)
+
+    inputs = rows()
+    found = pp.profile([Double(), linear(), Double(), torch.nn.ReLU(inplace=True), linear()], inputs, budget=0.0)
+    assert found.rounds == 1
+    assert torch.equal(inputs, rows())
+    # the batch, which the first layer has written into, and one tensor that was doubled and cut off in its place
+    assert found.sizes([5]).of("stashed", 1) == (2 * ACTIVATION,)
+
+
+def test_frozen_layers_keep_nothing_for_w() -> None:
+    layers = [linear(), torch.nn.Tanh(), linear().requires_grad_(False), linear().requires_grad_(False)]
+    found = pp.profile(layers, rows(), budget=0.0)
+    assert [layer.stashed for layer in found.layers] == [0, 2 * ACTIVATION, ACTIVATION, ACTIVATION]
+    assert [layer.kept_for_w for layer in found.layers] == [ACTIVATION, 0, 0, 0]
+    nothing = pp.profile([layer.requires_grad_(False) for layer in layers], rows(), budget=0.0)
+    assert [layer.stashed for layer in nothing.layers] == [0] * 4
 
 
 def test_the_budget_ends_it() -> None:
@@ -217,6 +269,13 @@ def test_case_R87_a_layer_that_raises_leaves_weights_to_go_by() -> None:  # noqa
     assert "not measured: in proportion to weights" in str(found)
     with refused("This profile could not run the model, so it knows no bytes."):
         found.sizes([1, 2])
+
+
+def test_what_is_no_loss_function_or_budget_is_refused() -> None:
+    with pytest.raises(ValueError, match="loss_fn is 3, but it must be a function"):
+        pp.profile([linear()], rows(), rows(), 3)
+    with refused("budget is '1'; it must be a number of seconds."):
+        pp.profile([linear()], rows(), budget="1")
 
 
 def test_what_is_no_model_is_refused() -> None:
