@@ -11,6 +11,7 @@ from toys import by_value
 import ppcourse as pp
 from ppcourse.analysis.buffers import GLOO_ROOM
 from ppcourse.analysis.ledger import KINDS
+from ppcourse.lab.gpu_check.memory import WHY
 from ppcourse.runtime import carriers
 from ppcourse.runtime.data import batches, text_loss
 from ppcourse.runtime.meter import (
@@ -28,6 +29,7 @@ from ppcourse.runtime.meter import (
 )
 from ppcourse.runtime.models import gpt, mlp
 from ppcourse.runtime.profile import Profile
+from ppcourse.runtime.result import Result, bytes_of
 
 by_value(__name__)
 pytestmark = pytest.mark.thorough
@@ -236,14 +238,14 @@ def test_the_optimizers_state_is_measured_where_there_is_one() -> None:
     assert measured("mlp", "1f1b").ledger.of(OPTIMIZER) == (0, 0, 0, 0)
 
 
-def test_no_peak_is_below_what_was_alive_before_the_step() -> None:
+def test_case_R63_no_peak_is_below_what_was_alive_before_the_step() -> None:  # noqa: N802
     result = measured("gpt", "1f1b")
     assert result.baseline_bytes == result.ledger.of(PARAMETERS)
     for rank, row in enumerate(result.ledger.rows):
         assert result.peak_bytes[rank] >= result.baseline_bytes[rank] + row[ACTIVATIONS]
 
 
-def test_a_reset_keeps_what_is_alive_in_the_peak() -> None:
+def test_case_R63_a_reset_keeps_what_is_alive_in_the_peak() -> None:  # noqa: N802
     meter = LiveBytes(torch.nn.Linear(10, 10, bias=False))
     with meter:
         held = torch.zeros(100)
@@ -268,13 +270,25 @@ def test_what_two_stages_share_is_held_as_long_as_either_needs_it() -> None:
         assert (meter.most[ACTIVATIONS], meter.most[KEPT_FOR_W]) == (40, 0)
 
 
-def test_allocated_and_reserved_have_names_of_their_own() -> None:
-    """The CPU has no allocator that reserves; a GPU's counters are read after everything is done."""
+def test_case_R62_allocated_and_reserved_have_names_of_their_own() -> None:  # noqa: N802
+    """The CPU has no allocator that reserves. What comes on top of both is named where they are explained."""
     assert measured("gpt", "1f1b").reserved_bytes is None
     assert measured("gpt", "1f1b").peak_bytes is not None
+    on_a_gpu = (Memory({PARAMETERS: 8.0}, 900, 10, 700, 2048), Memory({PARAMETERS: 8.0}, 800, 10, 700, 1024))
+    found = bytes_of("1f1b", on_a_gpu)
+    assert (found["baseline_bytes"], found["peak_bytes"], found["reserved_bytes"]) == (
+        (700,) * 2,
+        (900, 800),
+        (2048, 1024),
+    )
+    for told in (Result.__doc__, WHY):
+        assert told
+        assert "the CUDA context and NCCL" in " ".join(told.split())
 
 
-def test_on_a_gpu_the_allocator_is_asked_when_it_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_R62_on_a_gpu_the_allocator_is_asked_when_it_has_finished(  # noqa: N802
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Only the order of calls: no GPU is here."""
     calls: list[str] = []
     answers = {"memory_allocated": 700, "max_memory_allocated": 900, "max_memory_reserved": 2048}

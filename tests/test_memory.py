@@ -250,6 +250,27 @@ def test_sizes_that_are_none_are_refused(sizes: dict, sentence: str) -> None:
         ledger(build("1f1b", 2, 4), Sizes(**sizes))
 
 
+def test_what_is_not_known_is_no_zero() -> None:
+    """A measurement over a link that cannot tell, and a kind that is misspelt."""
+    book = Ledger("x", ({"activations": 3.0}, {}), "measured")
+    assert book.of("activations") == (3, 0)
+    with refused("This ledger (measured) does not tell 'receive buffers'; it tells activations."):
+        book.of("receive buffers")
+    with refused(f"No ledger here tells 'activation'; the kinds are {', '.join(KINDS)}."):
+        side_by_side(book, kinds=["activation"])
+    assert side_by_side(book, kinds=["receive buffers", "activations"]).splitlines()[2].split()[1:3] == [
+        "activations",
+        "3.00",
+    ]
+
+
+def test_arguments_that_are_none_are_refused() -> None:
+    with refused("sizes is None, but it must be Sizes, for example profile(...).sizes(partition)."):
+        ledger(build("1f1b", 2, 4), None)
+    with refused("origin is 'measured'; it is 'simulated' or 'formula'. What a run measured is its ledger."):
+        ledger(build("1f1b", 2, 4), Sizes(), origin="measured")
+
+
 def test_a_plan_that_breaks_a_rule_has_no_ledger() -> None:
     with pytest.raises(ScheduleError):
         ledger(Schedule.from_text("0F0 0B0\n1B0 1F0"), Sizes())

@@ -96,6 +96,10 @@ def ledger(
     link, and where there is no closed form.
     """
     check(plan)
+    if not isinstance(sizes, Sizes):
+        raise ValueError(f"sizes is {sizes!r}, but it must be Sizes, for example profile(...).sizes(partition).")
+    if origin not in ("simulated", "formula"):
+        raise ValueError(f"origin is {origin!r}; it is 'simulated' or 'formula'. What a run measured is its ledger.")
     if origin == "simulated":
         held = held_by_plan(plan, sizes, keep_outputs)
         return tally(plan, sizes, held, channels(plan), link)

@@ -5,8 +5,9 @@ Each layer runs as a stage of its own, in this process and with one thread, as r
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 from torch import nn
@@ -17,7 +18,7 @@ from ppcourse.analysis.partition import partition
 from ppcourse.analysis.shape import per_stage
 from ppcourse.runtime.batch import Batch
 from ppcourse.runtime.extras import check_extras
-from ppcourse.runtime.prepare import Model, layers_of
+from ppcourse.runtime.prepare import Model, check_function, layers_of
 from ppcourse.runtime.rounds import Kept, Rounds
 from ppcourse.runtime.stage import LossFunction
 from ppcourse.schedules.costs import Costs
@@ -80,7 +81,7 @@ class Profile:
         """
         if self._weigh is None:
             raise ValueError("This profile could not run the model, so it knows no bytes.")
-        kept = self._weigh(tuple(_checked(partition_sizes, len(self.layers))), recompute, True)
+        kept = self._weigh(_checked(partition_sizes, len(self.layers)), recompute, True)
         stashed, kept_for_w, boundary, envelope, shared = zip(*kept, strict=True)
         parameters = self._by_stage("parameters", partition_sizes)
         alone = parameters, 4.0, 4.0, optimizer_bytes, stashed, kept_for_w, boundary, envelope
@@ -118,11 +119,18 @@ def profile(
     extras   {name: what layers get that take it by that name}, for this microbatch, as `run` has them
     budget   seconds after which no further round begins; two are run in any case, and one of them is to warm up
 
+    A layer that outweighs a stage may be split finer: give its parts as layers of their own, [*model[:-1], *model[-1]].
+
     The model stays as it is. It is never an error that a layer cannot be run: then a warning says which and why, and
-    the profile is in proportion to weights. Raises ValueError for what is no model, and for extras that no layer takes.
+    the profile is in proportion to weights. Raises ValueError for what is no model, no loss function or no budget, and
+    for extras that no layer takes.
     """
     layers = layers_of(model)
     given = check_extras(extras, layers) if extras else {}
+    if loss_fn is not None:
+        check_function(loss_fn, "loss_fn", "torch.nn.functional.cross_entropy")
+    if not isinstance(budget, Real):
+        raise ValueError(f"budget is {budget!r}; it must be a number of seconds.")
     try:
         run = Rounds(copy.deepcopy(layers), inputs, targets, loss_fn, given, seed)
         times, rounds = run.times(budget)
@@ -161,6 +169,7 @@ def _weights(layer: nn.Module) -> int:
 
 
 def _checked(sizes: Sequence[int], layers: int) -> Sequence[int]:
-    if sum(sizes) != layers or min(sizes) < 1:
-        raise ValueError(f"The partition {tuple(sizes)} does not cut {layers} layers into stages of at least one.")
-    return sizes
+    whole = isinstance(sizes, Iterable) and all(isinstance(size, Integral) and size >= 1 for size in sizes)
+    if not whole or sum(sizes) != layers:
+        raise ValueError(f"The partition {sizes!r} does not cut {layers} layers into stages of at least one.")
+    return tuple(map(int, sizes))

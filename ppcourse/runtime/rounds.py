@@ -7,6 +7,9 @@ Weighed is each stage alone: it gets copies of what it was given, so that what i
 nothing else. What two stages share where they are on one rank, neighbours.py finds out.
 """
 
+import contextlib
+import io
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -188,14 +192,19 @@ def _nbytes(tensors: Sequence[Tensor]) -> int:
 
 @contextmanager
 def _as_on_ranks() -> Iterator[None]:
-    """One thread, gradients on; random numbers and threads of the caller are as before afterwards."""
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    """One thread, gradients on. What layers print is for a run to show; the caller's random numbers of all kinds,
+    threads and default dtype are as before afterwards."""
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    dice, numpy_dice = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), contextlib.redirect_stdout(io.StringIO()):
         torch.set_num_threads(1)
         try:
             yield
         finally:
             torch.set_num_threads(threads)
+            torch.set_default_dtype(dtype)
+            random.setstate(dice)
+            numpy.random.set_state(numpy_dice)
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
