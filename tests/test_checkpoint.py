@@ -82,7 +82,8 @@ def assert_equal(one: Any, other: Any) -> None:
     assert one.losses == other.losses
     assert one.norms == other.norms
     assert one.state_dict.keys() == other.state_dict.keys()
-    assert all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
+    for name, value in one.state_dict.items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(other.state_dict[name])), name
 
 
 CUTS = [
@@ -116,6 +117,17 @@ def test_case_R71_what_four_ranks_wrote_two_ranks_and_one_go_on_with(tmp_path: P
     assert training.norms == pytest.approx(expected.norms, rel=1e-10)
     for name, value in expected.state_dict.items():
         torch.testing.assert_close(training.state_dict[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_a_tied_weight_is_one_wherever_its_copies_are(tmp_path: Path) -> None:
+    """One rank has it under one name, two ranks under two."""
+    expected = uninterrupted(tied, "gpipe", 1)
+    interrupted(tmp_path, tied, "gpipe", 1, after=2)
+    interrupted(tmp_path, tied, "1f1b", 2, after=4)
+    training = train(tied, "gpipe", 1, checkpoint_dir=tmp_path, checkpoint_every=2)
+    assert training.losses == pytest.approx(expected.losses, rel=1e-12)
+    assert training.norms == pytest.approx(expected.norms, rel=1e-10)
+    assert torch.equal(training.state_dict["0.weight"], training.state_dict["3.weight"])
 
 
 def test_the_optimizers_memory_goes_with_its_weight(tmp_path: Path) -> None:
