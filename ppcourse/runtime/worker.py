@@ -115,9 +115,9 @@ class Worker:
         grads = {name: p.grad.to_dense() if p.grad is not None and p.grad.is_sparse else p.grad for name, p in named}
         return here(grads)  # type: ignore[no-any-return]
 
-    def state(self) -> dict[str, Tensor]:
-        """Weights and buffers."""
-        return {name: here(value.detach()) for name, value in self.model.state_dict().items()}
+    def state(self) -> dict[str, Any]:
+        """Weights and buffers, and what else layers give as their state."""
+        return {name: here(_detached(value)) for name, value in self.model.state_dict().items()}
 
     def save(self, folder: str, first: Mapping[str, str]) -> Part:
         """Write this rank's part of a checkpoint; all ranks do so together."""
@@ -152,6 +152,10 @@ class Worker:
         self.__dict__.pop("stages", None)
         self.__dict__.pop("job", None)
         self.__dict__.pop("meter", None)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def barrier() -> None:
