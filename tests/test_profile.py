@@ -11,6 +11,7 @@ from strategies import refused
 from toys import assert_same, by_value, classifier, rows_of
 
 import ppcourse as pp
+from ppcourse.runtime import wire
 from ppcourse.runtime.batch import batch_of
 from ppcourse.runtime.models import gpt
 from ppcourse.runtime.profile import partition_by_profile
@@ -120,6 +121,40 @@ def test_what_a_stage_hands_on_inside_it_keeps_once() -> None:
     assert found.sizes([2, 2]).of("stashed", 2) == (ACTIVATION, 2 * ACTIVATION)
     assert found.sizes([2, 2], recompute=True).of("stashed", 2) == (0, ACTIVATION)
     assert found.sizes([2, 2]).of("boundary", 2) == (ACTIVATION, ACTIVATION)
+
+
+class Shift(torch.nn.Module):
+    """Its input's gradient is its output's: the same tensor, which its own W needs, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.weight
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_stages_on_one_rank_keep_together_is_known(recompute: bool) -> None:
+    """Linear hands its output to a stage that keeps nothing of it but the gradient, which W of both needs; tanh keeps
+    what it hands on, whether the next stage keeps it for its I, or for its W, too."""
+    layers = [linear(), Shift(), linear(), torch.nn.Tanh(), torch.nn.Tanh(), linear()]
+    sizes = pp.profile(layers, rows(), budget=0.0).sizes([1] * 6, recompute=recompute)
+    if not recompute:  # of what is computed again, nobody keeps what it hands on
+        assert sizes.of("shared", 6) == (0, 0, 0, 0, ACTIVATION, ACTIVATION)
+        assert sizes.of("shared_for_w", 6) == (0, 0, 0, 0, 0, ACTIVATION)
+    else:
+        assert sizes.of("shared", 6) == (0,) * 6
+    assert sizes.of("shared_owed", 6) == (0, ACTIVATION, 0, 0, 0, 0)
+
+
+def test_what_a_message_has_beside_its_tensors_is_known() -> None:
+    """To the byte, as it is packed; the last stage sends none."""
+    layers = [linear(), Split(), Join(), linear()]
+    sizes = pp.profile(layers, rows(), budget=0.0).sizes([2, 1, 1])
+    x = torch.zeros(ROWS, WIDTH)
+    pair, one = wire.pack((x, x)).numel() - 2 * ACTIVATION, wire.pack(x).numel() - ACTIVATION
+    assert sizes.of("envelope", 3) == (pair, one, 0)
 
 
 def test_costs_of_stages_are_those_of_their_layers() -> None:

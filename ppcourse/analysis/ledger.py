@@ -17,7 +17,19 @@ class Ledger:
     rows[rank]   bytes by kind. A formula and a plan have all of KINDS; a measurement has what it can tell apart
     origin       where the numbers are from
 
-    Activations, and what is kept for W, are those of the moment at which the rank holds most of both together.
+    Activations, and what is kept for W, are those of the moment at which the rank holds most of both together. Of the
+    two kinds that messages take, each link shows what is its own, the most in a step:
+
+                          receive buffers                                 sent outputs
+        gloo              receives posted, until their messages are       from packed until gone, by channel
+                          used, each with room for 16 KiB or more
+        shared            what came before its turn: no receive is        from packed until received; of messages up
+                          posted                                          to 32 KiB, until the system's socket has them
+        nccl, staged      a measurement leaves out both: they are in the GPU's memory, where the allocator's peak
+                          counts them with all the rest
+
+    A plan knows the first to the byte; of the second it counts one message a channel, for how far a rank is behind is
+    a matter of time, and a measurement finds as many as it was behind.
     """
 
     name: str

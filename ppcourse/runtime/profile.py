@@ -55,7 +55,7 @@ class Profile:
 
     layers: tuple[LayerProfile, ...]
     rounds: int
-    _weigh: Callable[[Sequence[int], bool], list[Kept]] | None = field(default=None, repr=False, compare=False)
+    _weigh: Callable[[Sequence[int], bool, bool], list[Kept]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def times(self) -> tuple[float, ...]:
@@ -75,14 +75,16 @@ class Profile:
         """What each stage takes, for `ledger(plan, sizes)`: weights and gradients of 32 bits.
 
         Stages are weighed as such: they keep less than their layers would apart, since what a layer hands to the next
-        is kept once. Raises ValueError if nothing could be measured.
+        is kept once. So is what a stage hands to the next one, where both are on one rank. Raises ValueError if
+        nothing could be measured.
         """
         if self._weigh is None:
             raise ValueError("This profile could not run the model, so it knows no bytes.")
-        kept = self._weigh(tuple(_checked(partition_sizes, len(self.layers))), recompute)
-        stashed, kept_for_w, boundary = zip(*kept, strict=True)
+        kept = self._weigh(tuple(_checked(partition_sizes, len(self.layers))), recompute, True)
+        stashed, kept_for_w, boundary, envelope, shared = zip(*kept, strict=True)
         parameters = self._by_stage("parameters", partition_sizes)
-        return Sizes(parameters, 4.0, 4.0, optimizer_bytes, stashed, kept_for_w, boundary)
+        alone = parameters, 4.0, 4.0, optimizer_bytes, stashed, kept_for_w, boundary, envelope
+        return Sizes(*alone, *zip(*shared, strict=True))
 
     def _by_stage(self, word: str, sizes: Sequence[int]) -> tuple[float, ...]:
         return per_stage([getattr(layer, word) for layer in self.layers], _checked(sizes, len(self.layers)))
@@ -130,7 +132,7 @@ def profile(
         warnings.warn(f"The model could not be profiled, so weights are counted instead ({why}).", stacklevel=2)
         return _by_weights(layers)
     numbers = zip(layers, times, apart, strict=True)
-    found = (LayerProfile(type(x).__name__, *spent, _weights(x), *kept) for x, spent, kept in numbers)
+    found = (LayerProfile(type(x).__name__, *spent, _weights(x), *kept[:3]) for x, spent, kept in numbers)
     return Profile(tuple(found), rounds, run.weigh)
 
 

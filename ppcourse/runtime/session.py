@@ -16,6 +16,7 @@ from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.prepare import Cut, check_all_travel
 from ppcourse.runtime.ranks import START_TIMEOUT, Pool, done_with, in_use, pool_of
 from ppcourse.runtime.shipping import order
+from ppcourse.runtime.sparse import joined, total
 from ppcourse.runtime.stage import End
 from ppcourse.schedules.fewer import fewer
 from ppcourse.schedules.schedule import Schedule
@@ -132,7 +133,6 @@ def _show(pool: Pool) -> None:
         print(said, file=sys.stdout, flush=True)
 
 
-def _sum_of_copies(by_rank: Sequence[dict[str, Tensor | None]], aliases: Sequence[str]) -> Tensor | None:
-    copies = (next((grads[name] for name in aliases if name in grads), None) for grads in by_rank)
-    found = [copy for copy in copies if copy is not None]
-    return None if not found else sum(found[1:], start=found[0])
+def _sum_of_copies(by_rank: Sequence[dict[str, Any]], aliases: Sequence[str]) -> Tensor | None:
+    copies = (joined(next((grads[name] for name in aliases if name in grads), None)) for grads in by_rank)
+    return total([copy for copy in copies if copy is not None])

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ppcourse.runtime.sparse import rows_of, with_rows
+
 
 class Tie(NamedTuple):
     """A weight that several ranks hold: this rank's name for it (None: it has none), whether it counts it in norms."""
@@ -86,14 +88,17 @@ class Trainer:
         """Every copy of a tied weight gets the sum of the copies' gradients, or None if none has one."""
         for tie in self.ties:
             weight = self.parameters.get(tie.name) if tie.name else None
-            has = weight is not None and weight.grad is not None
-            total = weight.grad if weight is not None and has else torch.zeros(tie.shape, dtype=tie.dtype)
-            holders = torch.tensor(float(has))
-            assert total is not None
-            total = total.contiguous()
-            _all_sum(total)
+            grad = None if weight is None else weight.grad
+            sparse = grad is not None and grad.is_sparse
+            holders = torch.tensor([float(grad is not None), float(sparse)])
             _all_sum(holders)
-            if weight is not None and holders > 0:
+            total = torch.zeros(tie.shape, dtype=tie.dtype) if grad is None else grad.to_dense().contiguous()
+            _all_sum(total)
+            if holders[0] == holders[1] > 0:  # sparse in all copies, and so in the unsplit model
+                rows = rows_of(grad) if grad is not None else torch.zeros(tie.shape[0])
+                _all_sum(rows)
+                total = with_rows(total, rows)
+            if weight is not None and holders[0] > 0:
                 weight.grad = total.to(weight.device)  # a rank without a gradient began with zeros on the CPU
 
     def _global_norm(self) -> float:

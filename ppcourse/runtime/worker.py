@@ -23,6 +23,7 @@ from ppcourse.runtime.meter import Meter, meter_of
 from ppcourse.runtime.moments import CudaMoments
 from ppcourse.runtime.nccl import Communicator
 from ppcourse.runtime.shared import Peer
+from ppcourse.runtime.sparse import parted
 from ppcourse.runtime.stage import End, Stage
 from ppcourse.runtime.streams import streams_of
 from ppcourse.runtime.tracing import traced
@@ -86,7 +87,7 @@ class Worker:
         inputs, ends, extras = there((inputs, ends, extras), self.job.device)
         stages = self.stages.values()
         for stage in stages:
-            stage.step, stage.losses, stage.extras = self.step_number, [], extras
+            stage.begin(self.step_number, extras)
         self.meter.reset()
         with torch.set_grad_enabled(self.job.training), traced(self.job.files):
             self.link.begin()
@@ -95,6 +96,7 @@ class Worker:
             step = self.interpreter.run(inputs, ends)
             self.link.finish()
         self.step_number += 1
+        memory = self.meter.memory(self.job.trainer.made if self.job.trainer else None)
         return Report(
             loss=float(sum(loss.double() for stage in stages for loss in stage.losses)),
             outputs=here(step.outputs),
@@ -102,7 +104,7 @@ class Worker:
             peak_held=step.peak_held,
             messages=self.link.sent_messages,
             message_bytes=self.link.sent_bytes,
-            memory=self.meter.memory(self.job.trainer.made if self.job.trainer else None),
+            memory=memory and memory.with_link(self.link.buffers),
         )
 
     def update(self) -> float:
@@ -110,10 +112,10 @@ class Worker:
         assert self.job.trainer
         return self.job.trainer.update()
 
-    def gradients(self) -> dict[str, Tensor | None]:
+    def gradients(self) -> dict[str, Any]:
+        """Sparse ones in their parts."""
         named = self.model.named_parameters(remove_duplicate=False)
-        grads = {name: p.grad.to_dense() if p.grad is not None and p.grad.is_sparse else p.grad for name, p in named}
-        return here(grads)  # type: ignore[no-any-return]
+        return here({name: parted(weight.grad) for name, weight in named})  # type: ignore[no-any-return]
 
     def state(self) -> dict[str, Any]:
         """Weights and buffers, and what else layers give as their state."""
