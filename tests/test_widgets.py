@@ -17,6 +17,7 @@ from nbconvert import HTMLExporter
 from strategies import quick, refused
 
 import ppcourse as pp
+from ppcourse.lab import pairs
 from ppcourse.lab.draft import draft
 from ppcourse.lab.execute import execute
 from ppcourse.lab.panel import Panel, sentence
@@ -322,6 +323,28 @@ def test_up_to_the_break_even_dualpipe_wins_and_behind_it_it_does_not() -> None:
     for pair, wins in ((at - 0.01, True), (at + 0.01, False)):
         ours = pp.simulate(pp.build("dualpipe", 4, 16), pp.Costs(overlap=pair)).makespan
         assert (ours <= pp.simulate(pp.build("zb-h1", 4, 16)).makespan) is wins
+
+
+def test_the_slider_of_a_pair_looks_for_no_break_even_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    find = pairs._break_even
+
+    def counted(*given: Any) -> float | None:
+        looked.append(1)
+        return find(*given)
+
+    monkeypatch.setattr(pairs, "_break_even", counted)
+    panel = pp.explore_overlap()
+    before = panel.break_even
+    for pair in (2.9, 2.5, 2.0):
+        panel.pair.value = pair
+    assert (len(looked), panel.break_even) == (1, before)
+    panel.m.value = 18
+    assert len(looked) == 2
+    panel.m.value = 6  # too few: there is none
+    assert panel.break_even is None
+    panel.m.value = 16
+    assert (len(looked), panel.break_even) == (3, before)
 
 
 def test_a_pair_shorter_than_its_longer_half_is_called_impossible() -> None:
