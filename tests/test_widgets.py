@@ -1,6 +1,7 @@
 """Widgets, driven by their controls as a learner would: what they show, how fast, and what stands in for them."""
 
 import base64
+import importlib
 import re
 import statistics
 import time
@@ -270,6 +271,23 @@ def test_the_other_widgets_follow_a_slider_at_their_largest() -> None:
     grid.controls["start"].value = "1f1b"
     grid.fill()
     assert median_redraw(grid, "row_0", ["", "0F0", "0F0 0F1"]) < LIMIT
+
+
+def test_a_slider_does_not_wait_for_the_last_repair_of_zb_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("ppcourse.schedules.zb_auto")  # of which the package shows the function only
+    repair, timed = module.repair, []
+
+    def counted(problem: Any, best: Any, tries: int, good_enough: float) -> Any:
+        timed.append(tries * 3 * problem.p * problem.m)
+        return repair(problem, best, tries, good_enough)
+
+    monkeypatch.setattr(module, "repair", counted)
+    for p, m in ((4, 8), (8, 32)):
+        pp.explore("zb-auto", p=p, m=m, costs=pp.Costs(comm=1))
+        pp.build("zb-auto", p, m, costs=pp.Costs(comm=1))
+    quick, usual = timed[::2], timed[1::2]
+    assert max(quick) <= 100_000
+    assert all(3 * few < many for few, many in zip(quick, usual, strict=True))
 
 
 # over m
