@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from toys import assert_same, by_value, classifier, rows_of
 
 import ppcourse as pp
-from ppcourse.runtime.ends import FIRST_ROOM, Room, check_place
+from ppcourse.analysis.buffers import GLOO_ROOM
+from ppcourse.runtime.ends import Room, check_place
 from ppcourse.runtime.errors import LinkError
 from ppcourse.runtime.wire import Head
 from ppcourse.schedules.channels import Channel, Kind, Message, window
@@ -34,7 +35,7 @@ def used_orders(draw: st.DrawFn) -> list[int]:
     return sorted(range(count), key=lambda place: place + rng.uniform(0, reach))
 
 
-lengths = st.one_of(st.integers(1, 200_000), st.just(FIRST_ROOM), st.just(FIRST_ROOM + 1))
+lengths = st.one_of(st.integers(1, 200_000), st.just(GLOO_ROOM), st.just(GLOO_ROOM + 1))
 
 
 def at_the_sender(room: Room, sizes: list[list[int]]) -> Iterator[int]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from toys import by_value
 
 import ppcourse as pp
-from ppcourse.runtime.meter import LiveBytes, Meter
+from ppcourse.runtime.meter import Between, LiveBytes, Meter
 
 by_value(__name__)
 ROWS, WIDTH = 2, 50
@@ -93,6 +93,19 @@ def test_gradients_of_weights_are_alive_and_not_held() -> None:
     assert meter.live == 2 * 800
     meter.boundary()
     assert meter.held == 0
+
+
+def test_gradients_of_weights_are_gradients_whichever_microbatch_made_them() -> None:
+    model = nn.Linear(10, 10, bias=False).double()
+    meter = LiveBytes(model)
+    meter.turn_to((0, 0))
+    with meter:
+        model(torch.ones(1, 10, dtype=torch.float64)).sum().backward()
+    gc.collect()
+    meter.boundary(Between(stashed=[(0, 0)]))
+    memory = meter.memory()
+    assert memory
+    assert (memory.kinds["gradients"], memory.kinds["activations"], memory.kinds["parameters"]) == (800, 0, 800)
 
 
 def test_what_was_made_outside_counts_when_it_is_shown() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import random
+import re
 import time
 from functools import cache
 
@@ -351,7 +352,10 @@ def test_a_refused_rank_is_short_by_what_its_ledger_says() -> None:
         ({"gpus": 0}, "gpus is 0; it must be a whole number of at least 1."),
         ({"batch": 1.5}, "batch is 1.5; it must be a whole number of at least 1."),
         ({"efficiency": 0}, "efficiency is 0; it must be a share above 0 and up to 1."),
-        ({"headroom": 1}, "1 - headroom is 0; it must be a share above 0 and up to 1."),
+        ({"efficiency": "1"}, "efficiency is '1'; it must be a share above 0 and up to 1."),
+        ({"headroom": 1}, "headroom is 1; it must be a share of at least 0 and below 1."),
+        ({"headroom": math.nan}, "headroom is nan; it must be a share of at least 0 and below 1."),
+        ({"most_microbatches": 0}, "most_microbatches is 0; it must be a whole number of at least 1."),
         ({"gpu": "h10"}, f"There is no GPU 'h10'; there are {', '.join(GPUS)}. Did you mean 'h100'?"),
         ({"link": 9}, f"There is no Link 9; there are {', '.join(LINKS)}."),
         ({"recompute": "some"}, "recompute is 'some'; it is none, selective or full."),
@@ -376,7 +380,33 @@ def test_schedules_and_shapes_that_are_none_are_refused() -> None:
 
 
 def test_every_preset_says_where_it_is_from() -> None:
-    assert all(thing.source for table in (GPUS, LINKS) for thing in table.values())
+    """A title, and an address of its maker; the free link is nobody's."""
+    for name, thing in (GPUS | LINKS).items():
+        assert re.match(
+            r".+, https://[a-z.]*(nvidia|mlcommons|github|pcisig|infinibandta|ieee802)\.", thing.source
+        ) or (name == "free" and thing.bandwidth == math.inf)
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "products", "clock"),
+    [
+        ("h100", 132 * 4, 512, 1.83e9),
+        ("h200", 132 * 4, 512, 1.83e9),
+        ("a100-80", 108 * 4, 256, 1.41e9),
+        ("a100-40", 108 * 4, 256, 1.41e9),
+        ("v100-32", 80 * 8, 64, 1.53e9),
+        ("v100-16", 80 * 8, 64, 1.53e9),
+        ("rtx4090", 128 * 4, 64, 2.52e9),  # half of what its tensor cores do with 16-bit sums
+    ],
+)
+def test_a_peak_is_what_its_tensor_cores_do_in_a_second(name: str, cores: int, products: int, clock: float) -> None:
+    """Cores, products of 16-bit numbers that each adds up in a cycle, and the boost clock; two operations a product."""
+    assert GPUS[name].flops == pytest.approx(2 * cores * products * clock, rel=0.003)
+
+
+def test_a_direction_of_nvlink_is_half_of_what_its_links_carry() -> None:
+    """25 GB/s a link and direction in all three: 6, 12 and 18 links."""
+    assert [LINKS[f"nvlink{n}"].bandwidth for n in (2, 3, 4)] == [links * 25e9 for links in (6, 12, 18)]
 
 
 def test_a_direction_of_pcie_is_what_its_lanes_carry() -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from toys import by_value, classifier, no_rank_starts, rows_of, soon
 
 import ppcourse as pp
-from ppcourse.runtime import carriers, crates
+from ppcourse.runtime import carriers, crates, wire
 from ppcourse.runtime.carriers import carrier
 from ppcourse.runtime.errors import LinkError
 from ppcourse.runtime.meeting import listen, meet
@@ -54,6 +54,10 @@ class Pair:
 
     def receive(self, microbatch: int) -> Any:
         return self.receiver.receive(self.message(microbatch)).value
+
+    def taken(self) -> tuple[int, int]:
+        """The most bytes that messages took so far: put aside by the receiver, and on their way from the sender."""
+        return self.receiver.buffers[0], self.sender.buffers[1]
 
     def crates(self) -> list[crates.Crate]:
         return self.sender._crates[1]._crates
@@ -228,6 +232,53 @@ def test_messages_may_be_used_in_any_order() -> None:
         pair.send(i, of_bytes(LARGE, i))
     assert [pair.receive(i)[0].item() for i in (2, 0, 1)] == [2, 0, 1]
     pair.close()
+
+
+def test_what_is_on_its_way_and_what_is_put_aside_is_counted(pair: Pair) -> None:
+    message = wire.pack(of_bytes(LARGE)).numel()
+    for i in (0, 1):
+        pair.send(i, of_bytes(LARGE))
+    assert pair.taken() == (0, 2 * message)
+    held = [pair.receive(1)]  # 0 lies before it
+    assert pair.taken() == (message, 2 * message)
+    pair.send(2, of_bytes(LARGE))  # both have arrived, so that it is alone
+    held += [pair.receive(0), pair.receive(2)]
+    assert pair.taken() == (message, 2 * message)
+    pair.sender.begin()
+    pair.receiver.begin()
+    assert pair.taken() == (0, 0)
+
+
+def test_what_the_socket_has_is_no_longer_on_its_way(pair: Pair) -> None:
+    message = wire.pack(of_bytes(100)).numel()
+    for i in range(4):
+        pair.send(i, of_bytes(100))
+    assert pair.taken() == (0, message)  # one after the other
+    assert len(pair.receive(3)) == 100
+    assert pair.taken() == (3 * message, message)
+
+
+def test_what_the_socket_has_no_room_for_is_on_its_way() -> None:
+    pair = Pair(pp.build("gpipe", 2, 200))
+    for i in range(200):
+        pair.send(i, of_bytes(INLINE - 1000))
+    most = pair.taken()[1]
+    assert most > 100 * (INLINE - 1000)
+    for i in range(200):
+        pair.receive(i)
+    pair.sender.finish()
+    pair.sender.begin()
+    assert pair.taken()[1] == 0
+    pair.close()
+
+
+def test_a_crate_that_is_filled_again_does_not_bring_its_last_message_back(pair: Pair) -> None:
+    """Both directions of a rank's messages share its crates."""
+    for i in range(4):
+        pair.send(i, of_bytes(LARGE))
+        pair.receive(i)
+    assert len(pair.crates()) == 1
+    assert pair.taken() == (0, wire.pack(of_bytes(LARGE)).numel())
 
 
 def test_a_message_that_is_not_the_one_expected_is_named() -> None:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias
 
 from ppcourse.analysis import formulas
-from ppcourse.analysis.buffers import Buffers
+from ppcourse.analysis.buffers import Buffers, Link
 from ppcourse.analysis.ledger import KINDS, Ledger
+from ppcourse.analysis.sharing import Sharing
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.channels import Channel, Traffic, channels, outgoing
 from ppcourse.schedules.costs import PerStage, check_size, per_stage
@@ -28,6 +29,13 @@ class Sizes:
     stashed           bytes that F keeps for the backward of one microbatch
     kept_for_w        what of it is left after I, until W
     boundary          bytes that a stage hands on for one microbatch; the gradient that comes back takes as many
+    envelope          bytes of a message beside these: what it is, and the shapes of its tensors
+
+    What a stage and the one before it keep together, if they are on one rank (sharing.py):
+
+    shared            bytes of `stashed` that the stage before has stashed too
+    shared_for_w      bytes of `kept_for_w` that the stage before still has stashed
+    shared_owed       bytes of `kept_for_w` that the stage before keeps for its W too
 
     Raises ValueError for what is not a finite number of at least 0.
     """
@@ -39,6 +47,10 @@ class Sizes:
     stashed: PerStage = 0.0
     kept_for_w: PerStage = 0.0
     boundary: PerStage = 0.0
+    envelope: PerStage = 0.0
+    shared: PerStage = 0.0
+    shared_for_w: PerStage = 0.0
+    shared_owed: PerStage = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -48,34 +60,55 @@ class Sizes:
         """The numbers called `name`, stage by stage. Raises ValueError if they are of another number of stages."""
         return per_stage(f"Sizes.{name}", getattr(self, name), num_stages)
 
+    def sharing(self, plan: Schedule) -> tuple[tuple[float, ...], ...] | None:
+        """The three last ones, stage by stage; None if no rank of the plan has two stages that share anything."""
+        homes = [*plan.placement.ranks], [*plan.placement.opposite]
+        follows = {s for ranks in homes for s in range(1, len(ranks)) if ranks[s] == ranks[s - 1]}
+        names = ("shared", "shared_for_w", "shared_owed")
+        found = tuple(self.of(name, plan.num_stages) for name in names)
+        return found if any(numbers[stage] for stage in follows for numbers in found) else None
+
 
 Held: TypeAlias = tuple[float, float, float]
 """Of one rank, at the moment at which it holds most: from F to B or I, from I to W, and outputs that were kept."""
 
 
 def ledger(
-    plan: Schedule, sizes: Sizes, *, origin: Literal["simulated", "formula"] = "simulated", keep_outputs: bool = False
+    plan: Schedule,
+    sizes: Sizes,
+    *,
+    origin: Literal["simulated", "formula"] = "simulated",
+    keep_outputs: bool = False,
+    link: Link = "posted",
 ) -> Ledger:
     """What each rank takes, by kind.
 
     origin         "simulated": found by going through the plan, for any; "formula": by the closed forms, for the
                    schedules that have one, where a rank's stages are alike and W keeps no more than F
     keep_outputs   whether what a stage has sent is kept until its backward, which needs no more than that it was
-                   there. Otherwise a rank keeps the one message of a channel that is on its way
+                   there; the message that carries it is a copy in any case
+    link           how messages are awaited, see buffers.py: "posted" ahead of need, or as "gloo" or "shared" do it.
+                   Messages on their way are counted as one a channel
 
-    A channel has receives posted one further ahead than its plan needs, see channels.py. What an action takes
-    while it runs and gives back at its end is left out: that is for a measurement.
+    What an action takes while it runs and gives back at its end is left out: that is for a measurement.
 
-    Raises ScheduleError for a plan that breaks a rule, and ValueError for sizes of another number of stages and
-    where there is no closed form.
+    Raises ScheduleError for a plan that breaks a rule, and ValueError for sizes of another number of stages, another
+    link, and where there is no closed form.
     """
     check(plan)
+    if not isinstance(sizes, Sizes):
+        raise ValueError(f"sizes is {sizes!r}, but it must be Sizes, for example profile(...).sizes(partition).")
+    if origin not in ("simulated", "formula"):
+        raise ValueError(f"origin is {origin!r}; it is 'simulated' or 'formula'. What a run measured is its ledger.")
     if origin == "simulated":
-        return tally(plan, sizes, held_by_plan(plan, sizes, keep_outputs), channels(plan), keep_outputs)
-    held = held_by_formula(plan, sizes, keep_outputs)
-    if held is None:
+        held = held_by_plan(plan, sizes, keep_outputs)
+        return tally(plan, sizes, held, channels(plan), link)
+    found = held_by_formula(plan, sizes, keep_outputs)
+    if found is None:
         raise ValueError(f"There is no closed form for what {plan.name} holds here; take origin='simulated'.")
-    return replace(tally(plan, sizes, held, None, keep_outputs), origin="formula")
+    if link == "shared" and Buffers(plan, (0.0,) * plan.num_stages).mixed:
+        raise ValueError(f"There is no closed form for what {plan.name} puts aside here; take origin='simulated'.")
+    return replace(tally(plan, sizes, found, None, link), origin="formula")
 
 
 def tally(
@@ -83,11 +116,12 @@ def tally(
     sizes: Sizes,
     held: Sequence[Held],
     traffic: Mapping[Channel, Traffic] | None,
-    keep_outputs: bool = False,
+    link: Link = "posted",
 ) -> Ledger:
     """The ledger of ranks that hold so much; without traffic, of channels whose messages are used in their order."""
-    buffers = Buffers(plan, sizes.of("boundary", plan.num_stages))
-    received, sent = buffers.received(traffic), buffers.sent(gradients_only=keep_outputs)
+    stages = plan.num_stages
+    buffers = Buffers(plan, sizes.of("boundary", stages), sizes.of("envelope", stages), link)
+    received, sent = buffers.received(traffic), buffers.sent()
     rows = []
     for rank, weights in enumerate(static(plan.placement, sizes)):
         activations, owed, outputs = held[rank]
@@ -108,11 +142,14 @@ def held_by_plan(plan: Schedule, sizes: Sizes, keep_outputs: bool = False) -> tu
     """Found by going through each row; of equal moments, the first."""
     stashed, kept = sizes.of("stashed", plan.num_stages), sizes.of("kept_for_w", plan.num_stages)
     output = _outputs(plan, sizes) if keep_outputs else (0.0,) * plan.num_stages
+    shared = sizes.sharing(plan)
     peaks = []
     for row in plan.rows:
         peak: Held = (0.0, 0.0, 0.0)
         most = activations = owed = outputs = 0.0
-        for stage, op, _ in row:
+        sharing = Sharing(*shared) if shared else None
+        for action in row:
+            stage, op, _ = action
             if op is Op.F:
                 activations, outputs = activations + stashed[stage], outputs + output[stage]
             elif op is Op.W:
@@ -120,6 +157,9 @@ def held_by_plan(plan: Schedule, sizes: Sizes, keep_outputs: bool = False) -> tu
             else:
                 activations, outputs = activations - stashed[stage], outputs - output[stage]
                 owed += kept[stage] if op is Op.I else 0.0
+            if sharing:
+                twice = sharing.after(action)
+                activations, owed = activations - twice[0], owed - twice[1]
             if activations + owed + outputs > most:
                 most, peak = activations + owed + outputs, (activations, owed, outputs)
         peaks.append(peak)
@@ -158,8 +198,8 @@ def closed_form(name: str, p: int, m: int, v: int = 1) -> tuple[tuple[float, flo
 def held_by_formula(
     plan: Schedule, sizes: Sizes, keep_outputs: bool = False, m: int | None = None
 ) -> tuple[Held, ...] | None:
-    """By the closed form; None where it does not hold: more is kept for W than F had kept, or a rank that holds a part
-    of its microbatches' activations has stages of different sizes.
+    """By the closed form; None where it does not hold: more is kept for W than F had kept, a rank that holds a part
+    of its microbatches' activations has stages of different sizes, or stages share what they keep.
 
     m   says how many microbatches there are, if not as many as in the plan
     """
@@ -167,6 +207,8 @@ def held_by_formula(
     counts = closed_form(plan.name, plan.num_ranks, m, plan.stages_per_rank)
     stashed, kept = sizes.of("stashed", plan.num_stages), sizes.of("kept_for_w", plan.num_stages)
     if counts is None or not plan.trains or any(k > s for k, s in zip(kept, stashed, strict=True)):
+        return None
+    if sizes.sharing(plan):
         return None
     output = _outputs(plan, sizes) if keep_outputs else (0.0,) * plan.num_stages
     held = []

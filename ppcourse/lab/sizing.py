@@ -7,13 +7,15 @@ import psutil
 import torch
 from torch import nn
 
+from ppcourse.analysis.buffers import link_of
 from ppcourse.analysis.hardware import GPU, Link
-from ppcourse.analysis.ledger import KINDS, Ledger, side_by_side
+from ppcourse.analysis.ledger import KINDS, side_by_side
 from ppcourse.analysis.memory import ledger
 from ppcourse.analysis.partition import partition
 from ppcourse.analysis.planner import choose
 from ppcourse.analysis.shape import Shape
 from ppcourse.runtime.profile import profile
+from ppcourse.runtime.result import Result
 from ppcourse.runtime.stage import LossFunction
 from ppcourse.schedules.schedule import Schedule
 
@@ -23,14 +25,18 @@ SIZE, TRIES = 512, 5  # of a matrix product that is timed
 
 
 def memory_table(
-    plan: Schedule, model: nn.Sequential, inputs: Any, targets: Any, loss_fn: LossFunction, measured: Ledger
+    plan: Schedule, model: nn.Sequential, inputs: Any, targets: Any, loss_fn: LossFunction, ran: Result
 ) -> str:
     """Predicted and measured bytes of each rank, by the kinds that a measurement tells apart.
 
     inputs, targets   one microbatch, for the profile that the prediction stands on
+    ran               what was measured, and over which link
     """
+    measured = ran.ledger
+    assert measured
     cut = partition([1.0] * len(model), plan.num_stages, "uniform")
-    predicted = ledger(plan, profile(model, inputs, targets, loss_fn, budget=BUDGET).sizes(cut))
+    sizes = profile(model, inputs, targets, loss_fn, budget=BUDGET).sizes(cut)
+    predicted = ledger(plan, sizes, link=link_of(ran.link))
     known = [kind for kind in KINDS if kind in measured.rows[0]]
     return f"{plan.name}, {side_by_side(predicted, measured, kinds=known)}"
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ppcourse.runtime.wire import ALIGN
 
-EMPTY, FULL = 0, 1
+EMPTY, FULL, TAKEN = 0, 1, 2
 MOST = 64  # crates for one rank; each costs both sides a file descriptor, of which a process often has 1,024
 
 
@@ -41,6 +41,11 @@ class Crate:
     def empty(self) -> bool:
         return self._memory[0] == EMPTY
 
+    @property
+    def under_way(self) -> bool:
+        """Whether there is a message in it that the other rank has not received yet."""
+        return self._memory[0] == FULL
+
     def fill(self, length: int) -> Tensor:
         """Room for a message, which the other rank will give back."""
         self._memory[0] = FULL
@@ -48,6 +53,7 @@ class Crate:
 
     def open(self, length: int) -> Tensor:
         """The message in it; once nothing refers to its memory any more, the crate is empty."""
+        self._memory[0] = TAKEN
         inside = np.frombuffer(self._memory, np.uint8, count=length, offset=ALIGN)
         weakref.finalize(inside, self._give_back, os.getpid()).atexit = False
         return torch.from_numpy(inside)

@@ -16,13 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ppcourse.analysis.buffers import GLOO_ROOM
 from ppcourse.runtime import wire
 from ppcourse.runtime.errors import LinkError
-from ppcourse.runtime.stage import tensors_of
+from ppcourse.runtime.handed_on import tensors_of
+from ppcourse.runtime.level import Level
 from ppcourse.schedules.channels import Channel, Kind, Message, Traffic
 
 KINDS = list(Kind)
-FIRST_ROOM = 16 * 1024  # bytes that the first receives of a channel make room for
 
 
 class Arrival(NamedTuple):
@@ -30,6 +31,13 @@ class Arrival(NamedTuple):
 
     value: Any
     at: float
+
+
+class Came(NamedTuple):
+    """A message that is there, and the bytes of the buffer that it lies in."""
+
+    size: int
+    arrival: Arrival
 
 
 def place_of(message: Message) -> tuple[int, int, int]:
@@ -59,7 +67,7 @@ class Room:
         self._ahead, self._step = ahead, messages_a_step
         self._asked = self._counted = 0
         self._lengths: deque[int] = deque()  # of the messages after the first `_counted`
-        self._bytes = FIRST_ROOM
+        self._bytes = GLOO_ROOM
 
     def next(self) -> int:
         """The room of the next message. The lengths of all that it depends on must have been noted."""
@@ -77,10 +85,13 @@ class Room:
 
 
 class Outgoing:
-    """The sending end of a channel."""
+    """The sending end of a channel.
+
+    level   bytes of the messages that have been packed and are not sent yet
+    """
 
     def __init__(self, channel: Channel, traffic: Traffic) -> None:
-        self._channel = channel
+        self._channel, self.level = channel, Level()
         self._room = Room(traffic.window + 1, len(traffic.sent))
         self._underway: queue.SimpleQueue[tuple[Tensor, dist.Work] | threading.Event | None] = queue.SimpleQueue()
         self._error: LinkError | None = None
@@ -93,6 +104,7 @@ class Outgoing:
         buffer = wire.pack(value, *place_of(message), room=room, visible=len(tensors_of(value)))
         length = wire.read_head(buffer).length
         self._room.note(length)
+        self.level.add(buffer.numel())
         return [buffer] if length <= room else [buffer[:room], buffer[room:]]
 
     def send(self, parts: list[Tensor]) -> None:
@@ -124,20 +136,24 @@ class Outgoing:
                 item[1].wait()
             except Exception as error:
                 self._error = LinkError(f"could not send to rank {self._channel.destination}: {error}")
+            self.level.add(-item[0].numel())
             item = None  # the thread waits long for the next message; this one's memory must not wait with it
 
 
 class Incoming:
-    """The receiving end of a channel: at any time window + 1 messages are posted, or there and not yet used."""
+    """The receiving end of a channel: at any time window + 1 messages are posted, or there and not yet used.
+
+    level   bytes of the buffers of these
+    """
 
     def __init__(self, channel: Channel, traffic: Traffic, latency: float) -> None:
         self._channel, self._traffic, self._latency = channel, traffic, latency
-        self._ahead = traffic.window + 1
+        self._ahead, self.level = traffic.window + 1, Level()
         self._room = Room(self._ahead, len(traffic.sent))
         self._coming: Iterator[Message] = iter(())
         self._posted: queue.SimpleQueue[tuple[Message, Tensor, dist.Work] | None] = queue.SimpleQueue()
-        self._arrived: queue.SimpleQueue[tuple[Message, int, Arrival] | LinkError] = queue.SimpleQueue()
-        self._unused: dict[Message, Arrival] = {}
+        self._arrived: queue.SimpleQueue[tuple[Message, int, Came] | LinkError] = queue.SimpleQueue()
+        self._unused: dict[Message, Came] = {}
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"receive {channel}")
         self._thread.start()
 
@@ -151,11 +167,13 @@ class Incoming:
             got = self._arrived.get()
             if isinstance(got, LinkError):
                 raise got
-            arrived, length, arrival = got
+            arrived, length, came = got
             self._room.note(length)
-            self._unused[arrived] = arrival
+            self._unused[arrived] = came
+        came = self._unused.pop(message)
+        self.level.add(-came.size)  # from now on it is what an action works with
         self._post()
-        return self._unused.pop(message)
+        return came.arrival
 
     def close(self) -> None:
         self._posted.put(None)
@@ -165,6 +183,7 @@ class Incoming:
         message = next(self._coming, None)
         if message is not None:
             buffer = torch.empty(self._room.next(), dtype=torch.uint8)
+            self.level.add(buffer.numel())
             work = _group().recv([buffer], self._channel.source, _tag(self._channel))
             self._posted.put((message, buffer, work))
 
@@ -176,10 +195,12 @@ class Incoming:
                 at = time.perf_counter()
                 head = wire.read_head(buffer)
                 if head.length > buffer.numel():
+                    self.level.add(head.length - buffer.numel())
                     buffer, at = self._with_rest(buffer, head.length), time.perf_counter()
                 at = max(at, head.sent_at / 1e9 + self._latency)
                 check_place(message, head)
-                self._arrived.put((message, head.length, Arrival(wire.unpack(buffer), at)))
+                # no name for what is put: the row may go on before this thread does, and must be its only owner
+                self._arrived.put((message, head.length, Came(buffer.numel(), Arrival(wire.unpack(buffer), at))))
                 del posted, buffer, work
         except Exception as error:
             self._arrived.put(LinkError(f"could not receive from rank {self._channel.source}: {error}"))

@@ -43,6 +43,11 @@ class Link(Protocol):
     def sent_bytes(self) -> int:
         """Of this step, heads included."""
 
+    @property
+    def buffers(self) -> tuple[int, int] | None:
+        """The most bytes of this step in receives that nobody had used yet, and in messages on their way; None if the
+        link cannot tell. By channel at its most, and all channels together."""
+
     def begin(self) -> None:
         """Before each step: post the first receives."""
 
@@ -71,8 +76,15 @@ class GlooLink:
         self._in = {c: Incoming(c, t, latency) for c, t in traffic.items() if c.destination == rank}
         self.sent_messages = self.sent_bytes = 0
 
+    @property
+    def buffers(self) -> tuple[int, int]:
+        received, sent = [end.level.most for end in self._in.values()], [end.level.most for end in self._out.values()]
+        return sum(received), sum(sent)
+
     def begin(self) -> None:
         self.sent_messages = self.sent_bytes = 0
+        for level in (*(end.level for end in self._in.values()), *(end.level for end in self._out.values())):
+            level.reset()
         for incoming in self._in.values():
             incoming.begin()
 

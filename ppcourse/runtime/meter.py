@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ppcourse.analysis.ledger import KINDS
 
-PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, KEPT_FOR_W, _, SENT = KINDS
+PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, KEPT_FOR_W, RECEIVED, SENT = KINDS
 
 Owner: TypeAlias = tuple[int, int]
 """Stage and microbatch."""
@@ -40,9 +40,9 @@ NOTHING = Between()
 class Memory(NamedTuple):
     """What a rank measured in a step, in bytes.
 
-    kinds      by kind of a ledger; what the rank's link keeps is not seen
-    peak       the most alive, within actions too, weights and gradients included
-    held       the most between two actions, weights and gradients left out
+    kinds      by kind of a ledger
+    peak       the most alive, within actions too, weights and gradients included; but not what a link keeps
+    held       the most between two actions, weights and gradients and what a link keeps left out
     baseline   alive as the step began; the peak is never below it
     reserved   the most that the GPU's allocator had taken from the driver, None on the CPU. The context and
                communicators come on top, and only the driver's own tools see those
@@ -54,9 +54,19 @@ class Memory(NamedTuple):
     baseline: int
     reserved: int | None = None
 
+    def with_link(self, buffers: tuple[int, int] | None) -> "Memory":
+        """The same, and by kind what a link has counted: see Link.buffers."""
+        if buffers is None:
+            return self
+        received, sent = buffers
+        kinds = {**self.kinds, RECEIVED: received, SENT: self.kinds.get(SENT, 0.0) + sent}
+        return self._replace(kinds={kind: kinds[kind] for kind in KINDS if kind in kinds})
+
 
 class Meter:
     """A meter that does not measure: `with meter:` around the work of an action."""
+
+    measures = False
 
     def __enter__(self) -> None: ...
 
@@ -88,6 +98,8 @@ class LiveBytes(Meter):
     baseline  live at the last reset
     most      by kind, at the moment between two actions at which most was held of these kinds together
     """
+
+    measures = True
 
     def __init__(self, model: nn.Module) -> None:
         self.live = self.peak = self.held = self.baseline = 0

@@ -145,10 +145,15 @@ def cut(plan: Schedule, model: Model, partition: str | Sequence[int]) -> Cut:
     layers = layers_of(model)
     numbered = iter(enumerate(layers))
     stages = tuple(dict(next(numbered) for _ in range(size)) for size in sizes_of(partition, layers, plan.num_stages))
+    return Cut(plan, stages, aliases_of(layers))
+
+
+def aliases_of(layers: Sequence[nn.Module]) -> dict[str, tuple[str, ...]]:
+    """For each weight, by its first name, all the names it has."""
     names: dict[int, list[str]] = defaultdict(list)
     for name, weight in nn.Sequential(*layers).named_parameters(remove_duplicate=False):
         names[id(weight)].append(name)
-    return Cut(plan, stages, {group[0]: tuple(group) for group in names.values()})
+    return {group[0]: tuple(group) for group in names.values()}
 
 
 def check_weights(cut: Cut, loss_fn: Callable[..., Any] | None) -> None:

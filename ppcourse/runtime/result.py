@@ -23,7 +23,8 @@ class Result:
     peak_bytes       for each rank, the most bytes alive (a GPU: allocated), weights and gradients included
     held_bytes       for each rank, the most bytes held between two actions, weights and gradients left out
     baseline_bytes   for each rank, bytes alive as the step began
-    reserved_bytes   for each rank, the most that a GPU's allocator had reserved; None on the CPU, which has none
+    reserved_bytes   for each rank, the most that a GPU's allocator had reserved; None on the CPU, which has none. On
+                     top come the CUDA context and NCCL's buffers, which only the driver's tools (nvidia-smi) count
     messages         how many crossed from rank to rank, and message_bytes how many bytes they had
     device, link     what ran it and what carried its messages, with the reason
     """
@@ -54,12 +55,13 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Training:
-    """Some steps.
+    """Some steps, those behind the checkpoint that they went on from included.
 
     losses, norms    one a step: the loss, and the norm of all gradients before clipping
     step_times       seconds from the first action of each step to the last
     state_dict       the trained weights and buffers, for nn.Sequential(*layers).load_state_dict
-    timeline, peak_in_flight, ledger, bytes, messages: as in Result, of the last step
+    timeline, peak_in_flight, ledger, bytes, messages: as in Result, of the last step; empty if a checkpoint
+                     had them all
     """
 
     losses: Sequence[float]

@@ -4,9 +4,12 @@ A round goes forward through all stages, then back with I, then with W. What is 
 ranks have one: what else the machine does does not count, nor what a layer waits for.
 
 Weighed is each stage alone: it gets copies of what it was given, so that what is alive afterwards is what it keeps, and
-nothing else.
+nothing else. What two stages share where they are on one rank, neighbours.py finds out.
 """
 
+import contextlib
+import io
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,22 +17,31 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
+from ppcourse.runtime import wire
+from ppcourse.runtime.handed_on import as_inputs, tensors_of
 from ppcourse.runtime.meter import ACTIVATIONS, KEPT_FOR_W, Between, LiveBytes
-from ppcourse.runtime.stage import End, LossFunction, Stage, as_inputs, tensors_of
+from ppcourse.runtime.neighbours import Neighbours
+from ppcourse.runtime.stage import End, LossFunction, Stage
+from ppcourse.runtime.together import bundled, copied
 
 MOST_ROUNDS = 50
 
 
 class Kept(NamedTuple):
-    """Bytes of one microbatch: kept from F until B or I, from I until W, and handed on."""
+    """Bytes of one microbatch: kept from F until B or I, from I until W, handed on, and of a message beside that.
+
+    shared   see Sizes: of the first, the second, and the second, what the stage before keeps too
+    """
 
     stashed: int
     kept_for_w: int
     boundary: int
+    envelope: int
+    shared: tuple[int, int, int] = (0, 0, 0)
 
 
 class Rounds:
@@ -47,8 +59,8 @@ class Rounds:
         for layer in layers:
             layer.zero_grad(set_to_none=True)
         self.layers, self.loss_fn, self.extras, self.seed = layers, loss_fn, extras, seed
-        self.inputs = _copy(inputs)  # of their own, and not a part of the batch
-        self.end = None if loss_fn is None else End(_copy(targets), 1.0)
+        self.inputs = copied(inputs)  # of their own, and not a part of the batch
+        self.end = None if loss_fn is None else End(copied(targets), 1.0)
 
     def times(self, budget: float) -> tuple[list[tuple[float, float, float]], int]:
         """For each layer the medians of F, I and W, seconds of CPU time, and of how many rounds; one more warms up."""
@@ -62,19 +74,31 @@ class Rounds:
         medians = [tuple(map(statistics.median, zip(*laps, strict=True))) for laps in by_layer]
         return [(f, i, w) for f, i, w in medians], len(rounds) - 1
 
-    def weigh(self, sizes: Sequence[int], recompute: bool = False) -> list[Kept]:
-        """What each stage of so many layers keeps."""
+    def weigh(self, sizes: Sequence[int], recompute: bool = False, pairs: bool = False) -> list[Kept]:
+        """What each stage of so many layers keeps; with `pairs` also what it shares with the one before it."""
         stages = self._stages(sizes, recompute)
         with _as_on_ranks():
-            came = [self.inputs]
-            for stage in stages[:-1]:
-                came.append(as_inputs(stage.forward(0, came[-1])))
-                stage.stash.clear()
-            kept, grads = [], None
+            came, kept, grads = self._given(stages), list[Kept](), None
+            both = [(0, 0, 0)]
             for number, stage in reversed([*enumerate(stages)]):
-                weight, grads = self._weighed(number, stage, came.pop(), grads, last=stage is stages[-1])
-                kept.append(weight)
-        return kept[::-1]
+                last = stage is stages[-1]
+                weight, back = self._weighed(number, stage, came[number], grads, last)
+                kept.insert(0, weight)
+                if number and pairs:
+                    end = self.end if last else None
+                    begin = self._first_gradients if last else partial(_always, grads)
+                    pair = Neighbours(number, stages[number - 1], stage, came[number - 1], end, begin)
+                    both.insert(1, pair.kept())
+                grads = back
+        return _without_twice(kept, both) if pairs else kept
+
+    def _given(self, stages: Sequence[Stage]) -> list[Any]:
+        """What each stage is given."""
+        came = [self.inputs]
+        for stage in stages[:-1]:
+            came.append(as_inputs(stage.forward(0, came[-1])))
+            stage.stash.clear()
+        return came
 
     def _stages(self, sizes: Sequence[int], recompute: bool = False) -> list[Stage]:
         numbered = iter(enumerate(self.layers))
@@ -107,26 +131,27 @@ class Rounds:
         """What a stage keeps, and the gradients of what it was given."""
         owner, meter = (number, 0), LiveBytes(nn.ModuleList(stage.layers.values()))
         meter.turn_to(owner)
-        given = as_inputs(_copy(given))
+        given = as_inputs(copied(given))
         if number:  # the batch is there anyway
             meter.watch(given)
         with meter:
             output = stage.forward(0, given, self.end if last else None, split=True)
         grads = self._first_gradients(output) if last else grads
-        boundary = sum(x.numel() * x.itemsize for x in tensors_of(output))
-        del given, output
+        message = bundled(output)
+        boundary, envelope = _nbytes(tensors_of(message)), 0 if last else _envelope(message)
+        del given, output, message
         meter.boundary(Between(stashed=[owner]))
         stashed = meter.most[ACTIVATIONS]
-        grads = _copy(grads)
+        grads = copied(grads)
         meter.watch(grads)
         with meter:
             found = stage.input_grad(0, grads)
-        back = _copy(found)
+        back = copied(found)
         del grads, found
         meter.reset()
         meter.boundary(Between(owed=[owner]))
         stage.weight_grad(0)
-        return Kept(int(stashed), int(meter.most[KEPT_FOR_W]), boundary), back
+        return Kept(int(stashed), int(meter.most[KEPT_FOR_W]), boundary, envelope), back
 
     def _first_gradients(self, output: Any) -> list[Tensor | None] | None:
         """Where backward begins: at the loss, or else with ones."""
@@ -135,24 +160,54 @@ class Rounds:
         return [torch.ones_like(x) if x.requires_grad else None for x in tensors_of(output)]
 
 
+def _without_twice(kept: Sequence[Kept], both: Sequence[tuple[int, int, int]]) -> list[Kept]:
+    """What stages share: what each keeps alone, less what two keep together."""
+    found = [kept[0]]
+    for first, second, (stashed, halfway, owed) in zip(kept, kept[1:], both[1:], strict=False):
+        shared = (
+            max(0, first.stashed + second.stashed - stashed),
+            max(0, first.stashed + second.kept_for_w - halfway),
+            max(0, first.kept_for_w + second.kept_for_w - owed),
+        )
+        found.append(second._replace(shared=shared))
+    return found
+
+
+def _always(value: Any, *_: Any) -> Any:
+    return value
+
+
+def _envelope(message: Any) -> int:
+    """Bytes of a message beside its tensors: of the activation, or of its gradient if that has more."""
+    grads = [torch.empty_like(x) if x.requires_grad else None for x in tensors_of(message)]
+    try:
+        return max(wire.pack(value).numel() for value in (message, grads)) - _nbytes(tensors_of(message))
+    except TypeError:  # cannot cross, and need not, inside a stage
+        return 0
+
+
+def _nbytes(tensors: Sequence[Tensor]) -> int:
+    return sum(x.numel() * x.itemsize for x in tensors)
+
+
 @contextmanager
 def _as_on_ranks() -> Iterator[None]:
-    """One thread, gradients on; random numbers and threads of the caller are as before afterwards."""
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    """One thread, gradients on. What layers print is for a run to show; the caller's random numbers of all kinds,
+    threads and default dtype are as before afterwards."""
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    dice, numpy_dice = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), contextlib.redirect_stdout(io.StringIO()):
         torch.set_num_threads(1)
         try:
             yield
         finally:
             torch.set_num_threads(threads)
+            torch.set_default_dtype(dtype)
+            random.setstate(dice)
+            numpy.random.set_state(numpy_dice)
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
     began = time.thread_time()
     result = work()
     return result, time.thread_time() - began
-
-
-def _copy(value: Any) -> Any:
-    """Tensors of their own, which require a gradient where the others do."""
-    return tree_map(lambda x: x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x, value)

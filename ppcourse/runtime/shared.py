@@ -11,11 +11,7 @@ wakes the receiver later is no part of the hop, as oversleeping is no part of a 
 receiver's start shows it wherever nothing is paced.
 """
 
-import queue
-import select
 import socket
-import struct
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -27,16 +23,14 @@ from ppcourse.runtime import wire
 from ppcourse.runtime.crates import Crate, Crates
 from ppcourse.runtime.ends import KINDS, Arrival, check_place, place_of
 from ppcourse.runtime.errors import LinkError
+from ppcourse.runtime.going import FILE, NO_CRATE, NOTE, Afloat, Going, Sender
+from ppcourse.runtime.handed_on import tensors_of
+from ppcourse.runtime.level import Level
 from ppcourse.runtime.link import Parcel
-from ppcourse.runtime.stage import tensors_of
 from ppcourse.schedules.channels import Channel, Message, channels
 from ppcourse.schedules.schedule import Schedule
 
 INLINE = 32 * 1024  # bytes up to which a message goes through the socket itself
-NO_CRATE = -1
-NOTE = struct.Struct("<dqqq")  # when it was sent (perf_counter seconds), how long it is, its crate, a new one's size
-SENT_AT = struct.Struct("<d")
-FILE = struct.Struct("i")
 
 
 class Came(NamedTuple):
@@ -44,82 +38,6 @@ class Came(NamedTuple):
 
     buffer: Tensor
     at: float
-
-
-class Going:
-    """A message on its way into a socket: a note, then the message itself unless it lies in a crate.
-
-    Holds its memory no longer than until that is sent.
-    """
-
-    def __init__(self, buffer: Tensor, crate: Crate | None) -> None:
-        self._new = crate if crate and crate.file is not None else None
-        size = self._new.size if self._new else 0
-        self._note = bytearray(NOTE.pack(0.0, buffer.numel(), crate.number if crate else NO_CRATE, size))
-        self._parts = [memoryview(self._note)] if crate else [memoryview(self._note), buffer.numpy().data]
-        self._begun = False
-
-    def push(self, to: socket.socket) -> bool:
-        """Send what there is room for; whether that was all."""
-        files = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, FILE.pack(self._new.file))] if self._new else []
-        if not self._begun:
-            SENT_AT.pack_into(self._note, 0, time.perf_counter())
-        try:
-            sent = to.sendmsg(self._parts, files, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        self._begun = True
-        if self._new:
-            self._new.handed_over()
-            self._new = None
-        while self._parts and sent >= len(self._parts[0]):
-            sent -= len(self._parts.pop(0))
-        if self._parts:
-            self._parts[0] = self._parts[0][sent:]
-        return not self._parts
-
-
-class Sender:
-    """Sends on the socket to one rank. The row is its only user."""
-
-    def __init__(self, rank: int, to: socket.socket) -> None:
-        self._rank, self._socket = rank, to
-        self._backlog: queue.Queue[Going] = queue.Queue()
-        self._thread: threading.Thread | None = None
-        self._error: LinkError | None = None
-
-    def send(self, going: Going) -> None:
-        """Send now what there is room for, and leave the rest to the thread."""
-        if self._backlog.unfinished_tasks or not self._pushed(going):
-            self._backlog.put(going)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, daemon=True, name=f"send to rank {self._rank}")
-                self._thread.start()
-        if self._error:
-            raise self._error
-
-    def finish(self) -> None:
-        """Wait until everything is sent."""
-        self._backlog.join()
-        if self._error:
-            raise self._error
-
-    def _run(self) -> None:
-        room = select.poll()
-        room.register(self._socket, select.POLLOUT)
-        while True:
-            going = self._backlog.get()
-            while not self._pushed(going):
-                room.poll()
-            self._backlog.task_done()
-
-    def _pushed(self, going: Going) -> bool:
-        """Whether nothing is left to be done for it."""
-        try:
-            return going.push(self._socket)
-        except OSError as error:
-            self._error = LinkError(f"could not send to rank {self._rank}: {error}")
-            return True
 
 
 class Receiver:
@@ -183,15 +101,23 @@ class SharedLink:
         self._crates = {c.destination: Crates() for c in traffic if c.source == rank}
         self._traffic = {c: t.sent for c, t in traffic.items() if c.destination == rank}
         self._coming: dict[Channel, Iterator[Message]] = {}
-        self._unused: dict[Message, Arrival] = {}
+        self._unused: dict[Message, tuple[int, Arrival]] = {}
+        self._aside, self._afloat = Level(), Afloat()
         self.sent_messages = self.sent_bytes = 0
+
+    @property
+    def buffers(self) -> tuple[int, int]:
+        return self._aside.most, self._afloat.most
 
     def begin(self) -> None:
         self.sent_messages = self.sent_bytes = 0
+        self._aside.reset()
+        self._afloat.reset()
         self._coming = {channel: iter(sent) for channel, sent in self._traffic.items()}
 
     def pack(self, message: Message, value: Any) -> Parcel:
         crate: Crate | None = None
+        self._afloat.look()
 
         def memory(length: int) -> Tensor:
             nonlocal crate
@@ -199,8 +125,9 @@ class SharedLink:
             return crate.fill(length) if crate else wire.new_memory(length)
 
         buffer = wire.pack(value, *place_of(message), memory=memory, visible=len(tensors_of(value)))
-        sender = self._peers[message.channel.destination].sender
-        return Parcel(buffer, partial(sender.send, Going(buffer, crate)))
+        sender, going = self._peers[message.channel.destination].sender, Going(buffer, crate)
+        self._afloat.add(message.channel, going)
+        return Parcel(buffer, partial(sender.send, going))
 
     def send(self, parcel: Parcel) -> None:
         parcel.go()
@@ -213,7 +140,9 @@ class SharedLink:
                 self._take(message)
             except Exception as error:
                 raise LinkError(f"could not receive from rank {message.channel.source}: {error}") from error
-        return self._unused.pop(message)
+        size, arrival = self._unused.pop(message)
+        self._aside.add(-size)
+        return arrival
 
     def finish(self) -> None:
         for destination in self._crates:
@@ -221,6 +150,7 @@ class SharedLink:
 
     def close(self) -> None:
         self._crates.clear()
+        self._afloat = Afloat()
         for peer in self._peers.values():
             peer.receiver.forget()
 
@@ -232,4 +162,6 @@ class SharedLink:
         channel = Channel(source, self._rank, KINDS[head.kind])
         message = next(self._coming.get(channel, iter(())), awaited)
         check_place(message, head)
-        self._unused[message] = Arrival(wire.unpack(came.buffer), came.at + self._latency)
+        size = 0 if message == awaited else came.buffer.numel()
+        self._aside.add(size)
+        self._unused[message] = size, Arrival(wire.unpack(came.buffer), came.at + self._latency)

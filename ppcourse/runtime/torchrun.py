@@ -71,6 +71,7 @@ _TOLD = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_
 
 def join() -> None:
     """Meet the other ranks. Messages take the interface that leads to rank 0, unless GLOO_SOCKET_IFNAME names one."""
+    gpus.adopt(gpus.environment())
     if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_towards(os.environ["MASTER_ADDR"])):
         os.environ["GLOO_SOCKET_IFNAME"] = name
     dist.init_process_group("gloo", timeout=FOREVER)
