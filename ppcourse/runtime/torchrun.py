@@ -26,7 +26,7 @@ from ppcourse.runtime.checkpoint_folder import Story
 from ppcourse.runtime.errors import Failure, RankError
 from ppcourse.runtime.job import Job
 from ppcourse.runtime.joining import join
-from ppcourse.runtime.prepare import check_weights, cut, layers_of
+from ppcourse.runtime.prepare import check_memory, check_weights, cut, layers_of
 from ppcourse.runtime.ranks import START_TIMEOUT
 from ppcourse.runtime.saving import Saving, saving_of
 from ppcourse.runtime.saving_here import asking, begin_here, gathered
@@ -121,6 +121,7 @@ def train_here(
     where, carrier = carried(place, device, link)
     made = cut(plan, model, "uniform")
     check_weights(made, loss_fn)
+    check_memory(made)
     kind, copied = reduction_of(loss_fn, None), check_statistics(made)
     saving = saving_of(checkpoint_dir, checkpoint_every, layers_of(model), optimizer, seed, steps)
     join()

@@ -22,6 +22,7 @@ from ppcourse.runtime.prepare import (
     Plan,
     check_count,
     check_function,
+    check_memory,
     check_options,
     check_trains,
     check_weights,
@@ -104,6 +105,7 @@ def train(
     first = next(coming, None)  # looked at before a rank starts
     made = cut(resolved, model, _partition(partition, resolved, model, first, loss_fn, saving.begun.step))
     check_weights(made, loss_fn)
+    check_memory(made)
     copied = check_statistics(made)
 
     def job(rank: int) -> Job:
