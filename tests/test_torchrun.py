@@ -217,6 +217,7 @@ def test_a_checkpoint_has_more_time_than_an_action_but_not_for_ever(
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is the one rank that torchrun has started."""
     given = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    given |= {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # which it sets, as ranks do
     own = interface_towards("127.0.0.1")
     for name, value in (given | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": own}).items():
         monkeypatch.setenv(name, value)

@@ -16,6 +16,7 @@ import psutil
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from ppcourse.runtime import gpus
 from ppcourse.runtime.system import FOREVER
 
 LOOK_AGAIN = 0.02  # seconds between two looks at who asks
@@ -23,6 +24,7 @@ LOOK_AGAIN = 0.02  # seconds between two looks at who asks
 
 def join() -> None:
     """Meet the other ranks. Messages take the interface that leads to rank 0, unless GLOO_SOCKET_IFNAME names one."""
+    gpus.adopt(gpus.environment())
     if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_towards(os.environ["MASTER_ADDR"])):
         os.environ["GLOO_SOCKET_IFNAME"] = name
     store, rank, num_ranks = next(rendezvous("env://", timeout=FOREVER))

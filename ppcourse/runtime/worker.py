@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ppcourse.runtime import gpus
 from ppcourse.runtime.board import Board, State
 from ppcourse.runtime.call import call
 from ppcourse.runtime.checkpoint import Part, restore, save
@@ -44,6 +45,8 @@ class Worker:
     def open(self, job: Job) -> None:
         """Set up stages, link and clock."""
         self.job, self.step_number, self.link = job, 0, None
+        if job.link.partition(":")[0] == "nccl":
+            gpus.load_all_kernels()
         enter(job.device)
         move(job.loss_fn, job.device)
         last = job.plan.num_stages - 1
