@@ -43,6 +43,11 @@ def quiet() -> nn.Sequential:
     return nn.Sequential(*classifier(classes=4), nn.Tanh(), classifier(seed=1)[0])
 
 
+def bare() -> nn.Sequential:
+    """Of two ranks, one has no weight."""
+    return nn.Sequential(classifier(width=3)[0], nn.Tanh())
+
+
 def batches(model: Callable[[], nn.Sequential]) -> list[tuple[Tensor, Tensor]]:
     """The last one has fewer rows than microbatches, but for statistics of at least two."""
     made = [rows_of(size, seed=size) for size in (8, 9, 10, 11, 12, 8 if model is noisy else 3)]
@@ -92,6 +97,7 @@ CUTS = [
     pytest.param((noisy, "zb-v", 2), id="R74_zb_v"),
     pytest.param((noisy, "gpipe", 1), id="one rank"),
     pytest.param((tied, "1f1b", 2), id="a tied weight"),
+    pytest.param((bare, "1f1b", 2), id="a rank without weights"),
     pytest.param((quiet, "dualpipe", 2), id="two copies of a stage"),
 ]
 
@@ -161,6 +167,26 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     assert_equal(same, train(noisy, "1f1b", 2, steps=3))
     assert (same.timeline.spans, same.messages) == ((), 0)
     assert (tmp_path / "step-00000003" / "training.json").stat().st_mtime_ns == before
+
+
+class Unwritable:
+    def __reduce__(self) -> Any:
+        raise ValueError("not this one")
+
+
+class Stubborn(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return Unwritable()
+
+    def set_extra_state(self, state: Any) -> None:
+        raise AssertionError
+
+
+def test_what_cannot_be_written_is_the_error_of_its_rank_and_not_of_torchs_bookkeeping(tmp_path: Path) -> None:
+    model, trainer = nn.ModuleDict({"0": Stubborn(2, 2)}), Trainer(SGD)
+    trainer.open(model)
+    with pytest.raises(ValueError, match="not this one"):
+        save(tmp_path, 0, model, trainer, {})
 
 
 def test_an_error_before_the_first_checkpoint_says_so(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from test_checkpoint import ADAM, names_in, written
 from toys import by_value, classifier, rows_of
 
 import ppcourse as pp
-from ppcourse.runtime.checkpoint_folder import Folder
+from ppcourse.runtime.checkpoint_folder import Folder, Story, read
 
 by_value(__name__)
 pytestmark = pytest.mark.thorough
@@ -117,25 +117,32 @@ def dies_at(event: int) -> Callable[..., Any]:
 def test_a_process_killed_at_any_call_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     """Three checkpoints, the last over a damaged one; killed before the first call to the disk, the second, …"""
     for event in itertools.count():
-        folder = tmp_path / str(event)
+        folder, done = tmp_path / str(event), 0
         child = os.fork()
         if child == 0:
             dies_at(event)
-            mine = Folder(folder)
-            for step in (2, 4, 6):
-                if step == 6:
-                    mine.place(6).mkdir()
-                    mine.place(6).rename(folder / "step-00000006")
-                written(mine, step)
-                (folder / "done").write_text(str(step))
+            three_checkpoints(folder)
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         assert status in (0, signal.SIGKILL)
-        done = int((folder / "done").read_text()) if (folder / "done").exists() else 0
+        if (folder / "done").exists():
+            done = int((folder / "done").read_text())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is passed over
             found = Folder(folder).newest()
         assert (found.step if found else 0) in (done, done + 2)
+        for path in folder.glob("step-*"):  # what has its name is whole
+            assert isinstance(read(path), Story) or (path / "damaged").exists(), event
         if status == 0:
             assert event > 15
             return
+
+
+def three_checkpoints(path: Path) -> None:
+    folder = Folder(path)
+    for step in (2, 4, 6):
+        if step == 6:
+            (path / "step-00000006").mkdir()
+            (path / "step-00000006" / "damaged").touch()
+        written(folder, step)
+        (path / "done").write_text(str(step))

@@ -205,9 +205,8 @@ def test_kernels_are_loaded_before_a_transfer_can_be_waited_for(
 def test_under_torchrun_a_rank_tells_itself_what_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", os.environ | {"MASTER_ADDR": "127.0.0.1", "NCCL_DEBUG": "WARN"})
     os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
-    monkeypatch.setattr(joining, "rendezvous", lambda *_, **__: iter([(None, 0, 1)]))
-    monkeypatch.setattr(joining, "attempt", lambda *_: "first")
-    monkeypatch.setattr(joining.dist, "PrefixStore", lambda *_: None)
+    store = torch.distributed.HashStore()  # of one rank alone
+    monkeypatch.setattr(joining, "rendezvous", lambda *_, **__: iter([(store, 0, 1)]))
     monkeypatch.setattr(joining.dist, "init_process_group", lambda *_, **__: None)
     joining.join()
     assert (os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], os.environ["NCCL_DEBUG"]) == ("32", "WARN")

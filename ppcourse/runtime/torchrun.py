@@ -115,8 +115,8 @@ def train_here(
     goes_on  gets what the checkpoint says that this training goes on from, before the first step, if there is one
     timeout  seconds without this rank finishing an action within a step, after which it ends its process
 
-    Arguments are otherwise those of `train`. Raises ValueError before anything is sent, and RankError, for this rank,
-    if it fails in a step.
+    Arguments are otherwise those of `train`. Raises ValueError for what cannot work, before the first step, and
+    RankError, for this rank, if it fails in a step.
     """
     where, carrier = carried(place, device, link)
     made = cut(plan, model, "uniform")
