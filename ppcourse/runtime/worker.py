@@ -95,6 +95,7 @@ class Worker:
         stages = self.stages.values()
         for stage in stages:
             stage.begin(self.step_number, extras)
+        self.meter.leave_out((inputs, ends, extras))
         self.meter.reset()
         with torch.set_grad_enabled(self.job.training), traced(self.job.files):
             self.link.begin()
