@@ -11,6 +11,7 @@ from toys import by_value
 import ppcourse as pp
 from ppcourse.analysis.buffers import GLOO_ROOM
 from ppcourse.analysis.ledger import KINDS
+from ppcourse.lab.gpu_check.memory import WHY
 from ppcourse.runtime import carriers
 from ppcourse.runtime.data import batches, text_loss
 from ppcourse.runtime.meter import (
@@ -28,6 +29,7 @@ from ppcourse.runtime.meter import (
 )
 from ppcourse.runtime.models import gpt, mlp
 from ppcourse.runtime.profile import Profile
+from ppcourse.runtime.result import Result, bytes_of
 
 by_value(__name__)
 pytestmark = pytest.mark.thorough
@@ -111,6 +113,80 @@ def test_so_it_is_on_other_numbers_of_ranks(schedule: str, p: int) -> None:
     plan = pp.build(schedule, p, M, PLANS[schedule])
     for kind in EXACT:
         assert measured("mlp", schedule, p).ledger.of(kind) == predicted("mlp", plan).of(kind), kind
+
+
+class Twin(torch.nn.Module):
+    """Hands on a tuple, or takes one."""
+
+    def forward(self, x: Any) -> Any:
+        return x[0] + x[1] if isinstance(x, tuple) else (x, 2 * x)
+
+
+class InPlace(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2)
+
+
+class Shift(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.weight
+
+
+class Lookup(torch.nn.Module):
+    """Looks at a part of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(10, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x[:, 0].abs().long() % 10)
+
+
+def linear() -> torch.nn.Linear:
+    return torch.nn.Linear(WIDTH, WIDTH)
+
+
+ODD = {
+    "tuples": lambda: [linear(), Twin(), Twin(), linear()],
+    "frozen first": lambda: [linear().requires_grad_(False), torch.nn.Tanh(), linear().requires_grad_(False), linear()],
+    "frozen last": lambda: [linear(), torch.nn.Tanh(), *(linear().requires_grad_(False) for _ in range(2))],
+    "statistics": lambda: [linear(), torch.nn.BatchNorm1d(WIDTH), linear(), torch.nn.ReLU()],
+    "dropout": lambda: [linear(), torch.nn.Dropout(), linear(), torch.nn.Dropout()],
+    "in place": lambda: [InPlace(), linear(), InPlace(), torch.nn.ReLU(inplace=True)],
+    "same gradient": lambda: [linear(), Shift(), Shift(), linear()],
+    "nothing": lambda: [linear(), torch.nn.Identity(), torch.nn.Identity(), linear()],
+    "no weights": lambda: [torch.nn.Tanh(), torch.nn.Tanh(), torch.nn.Tanh(), linear()],
+    "norms": lambda: [torch.nn.LayerNorm(WIDTH), linear(), torch.nn.LayerNorm(WIDTH), linear()],
+    "part of the batch": lambda: [Lookup(), linear(), torch.nn.Tanh(), linear()],
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_layers_are_measured_as_they_were_predicted(name: str) -> None:
+    """A layer a stage; v-half turns between the middle ones, where one hands over to the other on its rank."""
+    layers, plan = ODD[name](), pp.build("v-half", 2, 4)
+    rows = torch.randn(4 * ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+    sizes = pp.profile(layers, rows[:ROWS], rows[:ROWS], F.mse_loss, budget=0.0).sizes([1] * 4)
+    book = pp.ledger(plan, sizes, link=LINK)
+    found = pp.run(plan, layers, rows, rows, loss_fn=F.mse_loss, memory=True, link=LINK).ledger
+    for kind in EXACT:
+        assert found.of(kind) == book.of(kind), kind
+
+
+def test_what_was_handed_over_is_held_by_who_needs_it_last() -> None:
+    """Stage 0 has paid its W when stage 1 still needs for its own what stage 0 has made."""
+    row = " ".join(f"0F{i} 1F{i} 1I{i} 0I{i} 0W{i}" for i in range(3))
+    layers, plan = [linear(), linear()], pp.Schedule.from_text(f"{row} 1W0 1W1 1W2")
+    rows = torch.randn(3 * ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+    sizes = pp.profile(layers, rows[:ROWS], rows[:ROWS], F.mse_loss, budget=0.0).sizes([1, 1])
+    found = pp.run(plan, layers, rows, rows, loss_fn=F.mse_loss, memory=True).ledger
+    assert found.rows == pp.ledger(plan, sizes).rows
+    assert found.of(KEPT_FOR_W)[0] >= 2 * 2 * ROWS * WIDTH * 4  # input and gradient, of two at least
 
 
 # what messages take
@@ -236,14 +312,14 @@ def test_the_optimizers_state_is_measured_where_there_is_one() -> None:
     assert measured("mlp", "1f1b").ledger.of(OPTIMIZER) == (0, 0, 0, 0)
 
 
-def test_no_peak_is_below_what_was_alive_before_the_step() -> None:
+def test_case_R63_no_peak_is_below_what_was_alive_before_the_step() -> None:  # noqa: N802
     result = measured("gpt", "1f1b")
     assert result.baseline_bytes == result.ledger.of(PARAMETERS)
     for rank, row in enumerate(result.ledger.rows):
         assert result.peak_bytes[rank] >= result.baseline_bytes[rank] + row[ACTIVATIONS]
 
 
-def test_a_reset_keeps_what_is_alive_in_the_peak() -> None:
+def test_case_R63_a_reset_keeps_what_is_alive_in_the_peak() -> None:  # noqa: N802
     meter = LiveBytes(torch.nn.Linear(10, 10, bias=False))
     with meter:
         held = torch.zeros(100)
@@ -268,13 +344,25 @@ def test_what_two_stages_share_is_held_as_long_as_either_needs_it() -> None:
         assert (meter.most[ACTIVATIONS], meter.most[KEPT_FOR_W]) == (40, 0)
 
 
-def test_allocated_and_reserved_have_names_of_their_own() -> None:
-    """The CPU has no allocator that reserves; a GPU's counters are read after everything is done."""
+def test_case_R62_allocated_and_reserved_have_names_of_their_own() -> None:  # noqa: N802
+    """The CPU has no allocator that reserves. What comes on top of both is named where they are explained."""
     assert measured("gpt", "1f1b").reserved_bytes is None
     assert measured("gpt", "1f1b").peak_bytes is not None
+    on_a_gpu = (Memory({PARAMETERS: 8.0}, 900, 10, 700, 2048), Memory({PARAMETERS: 8.0}, 800, 10, 700, 1024))
+    found = bytes_of("1f1b", on_a_gpu)
+    assert (found["baseline_bytes"], found["peak_bytes"], found["reserved_bytes"]) == (
+        (700,) * 2,
+        (900, 800),
+        (2048, 1024),
+    )
+    for told in (Result.__doc__, WHY):
+        assert told
+        assert "the CUDA context and NCCL" in " ".join(told.split())
 
 
-def test_on_a_gpu_the_allocator_is_asked_when_it_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_R62_on_a_gpu_the_allocator_is_asked_when_it_has_finished(  # noqa: N802
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Only the order of calls: no GPU is here."""
     calls: list[str] = []
     answers = {"memory_allocated": 700, "max_memory_allocated": 900, "max_memory_reserved": 2048}

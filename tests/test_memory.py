@@ -147,6 +147,8 @@ def test_on_shared_memory_what_comes_before_its_turn_is_put_aside() -> None:
     """Rank 1 wants microbatch 2 first, before which 0 and 1 lie. Rank 0 gets what it wants in its order."""
     plan = Schedule.from_text("0F0 0F1 0F2 0F3 0B2 0B0 0B1 0B3\n1F2 1B2 1F0 1B0 1F1 1B1 1F3 1B3")
     assert ledger(plan, Sizes(boundary=5), link="shared").of("receive buffers") == (0, 10)
+    pairwise = Schedule.from_text("0F0 0F1 0F2 0F3 0B1 0B0 0B3 0B2\n1F1 1B1 1F0 1B0 1F3 1B3 1F2 1B2")
+    assert ledger(pairwise, Sizes(boundary=5), link="shared").of("receive buffers") == (0, 5)  # 0, and later 2
     for name in ("gpipe", "1f1b", "zb-h2"):
         for origin in ("formula", "simulated"):
             assert not any(ledger(build(name, 4, 8), Sizes(boundary=5), origin=origin, link="shared").of(RECEIVED))
@@ -248,6 +250,27 @@ def test_kinds_stand_side_by_side_and_so_do_ledgers_of_other_plans() -> None:
 def test_sizes_that_are_none_are_refused(sizes: dict, sentence: str) -> None:
     with refused(sentence):
         ledger(build("1f1b", 2, 4), Sizes(**sizes))
+
+
+def test_what_is_not_known_is_no_zero() -> None:
+    """A measurement over a link that cannot tell, and a kind that is misspelt."""
+    book = Ledger("x", ({"activations": 3.0}, {}), "measured")
+    assert book.of("activations") == (3, 0)
+    with refused("This ledger (measured) does not tell 'receive buffers'; it tells activations."):
+        book.of("receive buffers")
+    with refused(f"No ledger here tells 'activation'; the kinds are {', '.join(KINDS)}."):
+        side_by_side(book, kinds=["activation"])
+    assert side_by_side(book, kinds=["receive buffers", "activations"]).splitlines()[2].split()[1:3] == [
+        "activations",
+        "3.00",
+    ]
+
+
+def test_arguments_that_are_none_are_refused() -> None:
+    with refused("sizes is None, but it must be Sizes, for example profile(...).sizes(partition)."):
+        ledger(build("1f1b", 2, 4), None)
+    with refused("origin is 'measured'; it is 'simulated' or 'formula'. What a run measured is its ledger."):
+        ledger(build("1f1b", 2, 4), Sizes(), origin="measured")
 
 
 def test_a_plan_that_breaks_a_rule_has_no_ledger() -> None:

@@ -4,6 +4,7 @@ import random
 import time
 from itertools import combinations, pairwise
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,12 +44,12 @@ def every_partition(num_layers: int, num_stages: int) -> list[tuple[int, ...]]:
     return [tuple(b - a for a, b in pairwise((0, *places, num_layers))) for places in cuts]
 
 
-@pytest.mark.parametrize("num_layers", range(1, 10))
+@pytest.mark.parametrize("num_layers", range(1, 13))
 def test_optimal_is_as_good_as_the_best_of_all_partitions(num_layers: int) -> None:
     rng = random.Random(num_layers)
     for num_stages in range(1, num_layers + 1):
         choices = every_partition(num_layers, num_stages)
-        for _ in range(5):
+        for _ in range(5 if num_layers < 10 else 1):
             costs = [rng.choice([0, 1, 2, 3, 10, 30]) for _ in range(num_layers)]
             sizes = partition(costs, num_stages)
             assert sizes in choices
@@ -86,6 +87,15 @@ def test_zeros_and_fractions_are_costs() -> None:
     assert partition([0.0, 0.5, 0.25, 0.25], 2) == (2, 2)
 
 
+def test_arrays_and_numbers_of_any_size_are_costs() -> None:
+    """And what can be gone through once."""
+    assert partition(numpy.array([1.0, 1.0, 2.0]), 2) == partition(iter([1, 1, 2]), 2) == (2, 1)
+    assert partition([10**400, 1, 10**400], 2) == (2, 1)
+    assert partition([1e308] * 5, 2, "max-minus-min") == partition([5e-324] * 5, 2, "max-minus-min") == (3, 2)
+    bytes_ = {"layer_memory": numpy.array([4.0, 1.0, 1.0]), "limits": numpy.array([4, 9])}
+    assert partition([1, 1, 1], 2, **bytes_) == (1, 2)
+
+
 @pytest.mark.parametrize(
     ("costs", "num_stages", "method", "sentence"),
     [
@@ -96,7 +106,9 @@ def test_zeros_and_fractions_are_costs() -> None:
         ([1, -2], 1, "optimal", "A layer cost is -2; a cost is a finite number of at least 0."),
         ([float("nan")], 1, "uniform", "A layer cost is nan; a cost is a finite number of at least 0."),
         ([float("inf")], 1, "optimal", "A layer cost is inf; a cost is a finite number of at least 0."),
-        (["1"], 1, "optimal", "A layer cost is 1; a cost is a finite number of at least 0."),
+        (["1"], 1, "optimal", "A layer cost is '1'; a cost is a finite number of at least 0."),
+        (None, 1, "optimal", "layer_costs is None, but it must be a list of numbers, one a layer."),
+        ([1, 1], "2", "optimal", "2 layers do not make '2' stages; take from 1 to 2 stages."),
         ([1, 1], True, "optimal", "2 layers do not make True stages; take from 1 to 2 stages."),
         (
             [1, 1],
@@ -269,13 +281,15 @@ def test_a_dear_embedding_moves_layers_away_where_memory_is_short() -> None:
     assert longest(times, tight) == min(longest(times, sizes) for sizes in allowed) > longest(times, free)
 
 
-@pytest.mark.parametrize("placement", [None, loop(2, 2), table([1, 0, 2, 3], 4)], ids=["stages", "ranks", "table"])
+@pytest.mark.parametrize(
+    "placement", [None, loop(2, 2), vee(2), table([1, 0, 2, 3], 4)], ids=["stages", "ranks", "vee", "table"]
+)
 def test_of_all_partitions_that_fit_the_best_is_found_or_none_is_there(placement: Placement | None) -> None:
     rng = random.Random(6)
     place = placement or loop(4)
     fitting = 0
     for _ in range(60):
-        layers = rng.randint(4, 10)
+        layers = rng.randint(4, 12)
         costs = [rng.randint(0, 9) for _ in range(layers)]
         weights, stashed = ([rng.randint(0, 9) for _ in range(layers)] for _ in range(2))
         held = [rng.randint(1, 4) for _ in range(place.num_ranks)]
@@ -311,6 +325,17 @@ def test_of_all_partitions_that_fit_the_best_is_found_or_none_is_there(placement
         ({"layer_memory": [1] * 4}, "limits is missing: say how many bytes a rank has."),
         ({"layer_memory": [1, 1], "limits": 9}, "layer_memory has 2 numbers for 4 layers; give one for each."),
         ({"limits": [9, 9]}, "limits has 2 numbers for 3 ranks; give one for each."),
+        ({"limits": float("nan")}, "limits is nan; it must be a number of at least 0."),
+        (
+            {"limits": 9, "layer_memory": [10**400, 1, 1, 1]},
+            f"layer_memory is {10**400}; it must be a number of at least 0.",
+        ),
+        ({"limits": "9"}, "limits has 1 numbers for 3 ranks; give one for each."),
+        ({"patience": 0}, "patience is 0; it must be a whole number of at least 1."),
+        (
+            {"placement": bidirectional(3, 6)},
+            "The placement has a stage twice on one rank; its two copies must live on two.",
+        ),
         ({"placement": loop(2)}, "The placement has 2 stages, and 3 are wanted; give as many."),
         ({"placement": "vee"}, "placement is 'vee', but it must be a Placement: give plan.placement."),
         (
@@ -361,6 +386,9 @@ def test_megatron_cuts_decoder_layers_evenly_but_for_its_flags(counts: tuple, fl
             {"first": 4, "loss": True},
             "first and last say how many layers a rank gets; embedding and loss cannot count there too.",
         ),
+        ((4, 2, 0), {}, "v is 0; it must be a whole number of at least 1."),
+        ((4.0, 2), {}, "num_layers is 4.0; it must be a whole number of at least 1."),
+        ((4, 2), {"first": 0}, "first is 0; it must be a whole number of at least 1."),
         ((4, 1), {"first": 4, "last": 4}, "There is one rank, so first and last are the same one; leave one out."),
     ],
 )

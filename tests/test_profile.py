@@ -1,9 +1,11 @@
 """A profile finds the heavy layer, weighs what a stage keeps, changes nothing, and never stops a run."""
 
+import random
 import time
 import warnings
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,7 @@ import ppcourse as pp
 from ppcourse.runtime import wire
 from ppcourse.runtime.batch import batch_of
 from ppcourse.runtime.models import gpt
+from ppcourse.runtime.prepare import sizes_of
 from ppcourse.runtime.profile import partition_by_profile
 
 by_value(__name__)
@@ -139,13 +142,13 @@ def test_what_stages_on_one_rank_keep_together_is_known(recompute: bool) -> None
     """Linear hands its output to a stage that keeps nothing of it but the gradient, which W of both needs; tanh keeps
     what it hands on, whether the next stage keeps it for its I, or for its W, too."""
     layers = [linear(), Shift(), linear(), torch.nn.Tanh(), torch.nn.Tanh(), linear()]
-    sizes = pp.profile(layers, rows(), budget=0.0).sizes([1] * 6, recompute=recompute)
-    if not recompute:  # of what is computed again, nobody keeps what it hands on
-        assert sizes.of("shared", 6) == (0, 0, 0, 0, ACTIVATION, ACTIVATION)
-        assert sizes.of("shared_for_w", 6) == (0, 0, 0, 0, 0, ACTIVATION)
-    else:
-        assert sizes.of("shared", 6) == (0,) * 6
-    assert sizes.of("shared_owed", 6) == (0, ACTIVATION, 0, 0, 0, 0)
+    turns = pp.profile(layers, rows(), budget=0.0).sizes([1] * 6, recompute=recompute).turns
+    kept = 0 if recompute else ACTIVATION  # of what is computed again, nobody keeps what it hands on
+    assert [turn.shared for turn in turns] == [0, 0, 0, 0, kept, kept]
+    assert [turn.owed for turn in turns] == [0, ACTIVATION, 0, 0, 0, 0]
+    # what is handed over waits, unless it is kept anyway; so does the gradient that is handed back
+    assert [turn.waits for turn in turns] == [0, *[ACTIVATION] * 3, *[ACTIVATION - kept] * 2]
+    assert [turn.returned for turn in turns] == [0, *[ACTIVATION] * 5]
 
 
 def test_what_a_message_has_beside_its_tensors_is_known() -> None:
@@ -155,6 +158,27 @@ def test_what_a_message_has_beside_its_tensors_is_known() -> None:
     x = torch.zeros(ROWS, WIDTH)
     pair, one = wire.pack((x, x)).numel() - 2 * ACTIVATION, wire.pack(x).numel() - ACTIVATION
     assert sizes.of("envelope", 3) == (pair, one, 0)
+    back = wire.pack([x, x]).numel(), wire.pack([x]).numel()
+    assert sizes.of("back", 3) == (*back, 0)
+
+
+def test_a_gradient_that_nobody_wants_is_a_small_message() -> None:
+    """Frozen layers come first: what goes back to them is None."""
+    layers = [linear().requires_grad_(False), linear(), linear()]
+    sizes = pp.profile(layers, rows(), budget=0.0).sizes([1, 1, 1])
+    x = torch.zeros(ROWS, WIDTH)
+    assert sizes.of("back", 3) == (wire.pack([None]).numel(), wire.pack([x]).numel(), 0)
+    weights = WIDTH * WIDTH + WIDTH
+    assert (sizes.of("parameters", 3), sizes.of("trainable", 3)) == ((weights,) * 3, (0, weights, weights))
+
+
+def test_statistics_count_with_the_weights_and_shared_weights_once() -> None:
+    same = linear()
+    sizes = pp.profile([same, torch.nn.BatchNorm1d(WIDTH), same], rows(), budget=0.0).sizes([3])
+    assert sizes.of("parameters", 1) == (WIDTH * WIDTH + WIDTH + 2 * WIDTH,)
+    assert sizes.of("buffers", 1) == (2 * 4 * WIDTH + 8,)  # mean, variance, and how many batches there were
+    plan = pp.build("1f1b", 1, 1)
+    assert pp.ledger(plan, sizes).of("parameters") == (4 * sizes.of("parameters", 1)[0] + 2 * 4 * WIDTH + 8,)
 
 
 def test_costs_of_stages_are_those_of_their_layers() -> None:
@@ -166,8 +190,10 @@ def test_costs_of_stages_are_those_of_their_layers() -> None:
     assert costs.comm == 0.5
     again = found.costs([1, 2], recompute=True)
     assert again.input_grad == (a.input_grad + a.forward, b.input_grad + c.input_grad + b.forward + c.forward)
-    with refused("The partition (1, 1) does not cut 3 layers into stages of at least one."):
-        found.costs([1, 1])
+    for wrong in ([1, 1], [], [0, 3], [1.0, 2.0], "12", None):
+        for sizes in (found.costs, found.sizes):
+            with refused(f"The partition {wrong!r} does not cut 3 layers into stages of at least one."):
+                sizes(wrong)
 
 
 def test_it_prints_as_a_table() -> None:
@@ -190,6 +216,54 @@ def test_model_random_state_and_threads_stay_as_they_are() -> None:
     assert torch.get_num_threads() == threads
 
 
+class Meddler(torch.nn.Module):
+    """Sets what everybody shares, and says so."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print("meddling")
+        random.seed(1)
+        numpy.random.seed(1)
+        torch.manual_seed(1)
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(2)
+        return x * x.new_tensor(random.random())
+
+
+def test_a_layer_that_meddles_leaves_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    def shared() -> list[Any]:
+        numbers = str(random.getstate()), str(numpy.random.get_state()), torch.get_rng_state().tolist()
+        return [numbers, torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()]
+
+    layers, before = [linear(), Meddler(), linear()], shared()
+    found = pp.profile(layers, rows(), budget=0.0)
+    found.sizes([1, 2])
+    assert shared() == before
+    assert found.rounds == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_layers_that_work_in_place_are_measured_and_nobody_elses_tensors_change() -> None:
+    class Double(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mul_(2)
+
+    inputs = rows()
+    found = pp.profile([Double(), linear(), Double(), torch.nn.ReLU(inplace=True), linear()], inputs, budget=0.0)
+    assert found.rounds == 1
+    assert torch.equal(inputs, rows())
+    # beside the batch, one tensor that was doubled and cut off in its place
+    assert found.sizes([5]).of("stashed", 1) == (ACTIVATION,)
+
+
+def test_frozen_layers_keep_nothing_for_w() -> None:
+    layers = [linear(), torch.nn.Tanh(), linear().requires_grad_(False), linear().requires_grad_(False)]
+    found = pp.profile(layers, rows(), budget=0.0)
+    assert [layer.stashed for layer in found.layers] == [0, 2 * ACTIVATION, ACTIVATION, ACTIVATION]
+    assert [layer.kept_for_w for layer in found.layers] == [ACTIVATION, 0, 0, 0]
+    nothing = pp.profile([layer.requires_grad_(False) for layer in layers], rows(), budget=0.0)
+    assert [layer.stashed for layer in nothing.layers] == [0] * 4
+
+
 def test_the_budget_ends_it() -> None:
     began = time.thread_time()
     found = pp.profile([linear(), Heavy(0.01)], rows(), budget=0.2)
@@ -205,7 +279,7 @@ def test_tuples_are_handed_on() -> None:
     assert found.layers[1].boundary == 2 * ACTIVATION
 
 
-def test_a_layer_that_raises_leaves_weights_to_go_by() -> None:
+def test_case_R87_a_layer_that_raises_leaves_weights_to_go_by() -> None:  # noqa: N802
     layers = [linear(), torch.nn.Linear(WIDTH, 3 * WIDTH), Skip()]
     with pytest.warns(
         UserWarning, match=r"could not be profiled, so weights are counted instead \(KeyError: 'skip'\)\."
@@ -216,6 +290,13 @@ def test_a_layer_that_raises_leaves_weights_to_go_by() -> None:
     assert "not measured: in proportion to weights" in str(found)
     with refused("This profile could not run the model, so it knows no bytes."):
         found.sizes([1, 2])
+
+
+def test_what_is_no_loss_function_or_budget_is_refused() -> None:
+    with pytest.raises(ValueError, match="loss_fn is 3, but it must be a function"):
+        pp.profile([linear()], rows(), rows(), 3)
+    with refused("budget is '1'; it must be a number of seconds."):
+        pp.profile([linear()], rows(), budget="1")
 
 
 def test_what_is_no_model_is_refused() -> None:
@@ -291,6 +372,25 @@ def test_a_model_that_cannot_be_profiled_still_runs_and_one_that_fails_says_so_i
         )
         seen = pp.evaluate("1f1b", classifier(), inputs, targets, **task)
     assert done.losses[0] == pytest.approx(seen.loss)
+
+
+def test_a_learner_may_split_a_layer_finer() -> None:
+    """The head has three linear layers in one, and is what a stage waits for. Its parts as layers of their own are the
+    same modules: the cut gets more even, and nothing else changes."""
+    head = torch.nn.Sequential(linear(), linear(), linear())
+    layers = [linear(), linear(), head]
+    finer = [*layers[:-1], *head]
+    counts = [sum(w.numel() for w in layer.parameters()) for layer in layers]
+    parts = [layer.parameters for layer in pp.profile(finer, rows(), budget=0.0).layers]
+    assert parts == [*counts[:-1], *[counts[-1] // 3] * 3]
+    assert (pp.partition(counts, 2), pp.partition(parts, 2)) == ((2, 1), (3, 2))
+    assert (sizes_of("parameters", layers, 2), sizes_of("parameters", finer, 2)) == ((2, 1), (3, 2))
+    inputs = torch.randn(2 * ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+    task = {"p": 2, "m": 2, "loss_fn": F.mse_loss, "partition": "parameters"}
+    coarse, fine = (pp.run("1f1b", model, inputs, inputs, **task) for model in (layers, finer))
+    assert coarse.loss == fine.loss
+    names = zip(coarse.grads, fine.grads, strict=True)  # 2.0.weight is 2.weight now, and so on
+    assert all(torch.equal(coarse.grads[a], fine.grads[b]) for a, b in names)
 
 
 def test_too_many_stages_are_refused_as_ever() -> None:

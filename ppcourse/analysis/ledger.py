@@ -51,8 +51,15 @@ class Ledger:
         return max(self.totals, default=0.0)
 
     def of(self, kind: str) -> tuple[float, ...]:
-        """For each rank, the bytes of one kind."""
+        """For each rank, the bytes of one kind. Raises ValueError for one that no rank knows: that is not nothing."""
+        if self.rows and not self.tells(kind):
+            known = ", ".join(dict.fromkeys(kind for row in self.rows for kind in row))
+            raise ValueError(f"This ledger ({self.origin}) does not tell {kind!r}; it tells {known}.")
         return tuple(row.get(kind, 0.0) for row in self.rows)
+
+    def tells(self, kind: str) -> bool:
+        """Whether any rank knows the kind."""
+        return any(kind in row for row in self.rows)
 
     def __str__(self) -> str:
         kinds = list(dict.fromkeys(kind for row in self.rows for kind in row))
@@ -79,14 +86,18 @@ def side_by_side(*ledgers: Ledger, kinds: Sequence[str] = ()) -> str:
         raise ValueError("Side by side go one or more ledgers; there are none.")
     several = len({each.name for each in ledgers}) > 1
     heads = [f"{each.name} {each.origin}" if several else str(each.origin) for each in ledgers]
-    shown: list[str | None] = [kind for kind in kinds if any(any(each.of(kind)) for each in ledgers)]
+    for kind in kinds:
+        if kind not in KINDS and not any(each.tells(kind) for each in ledgers):
+            raise ValueError(f"No ledger here tells {kind!r}; the kinds are {', '.join(KINDS)}.")
+    something = (k for k in kinds if any(each.tells(k) and any(each.of(k)) for each in ledgers))
+    shown: list[str | None] = list(something)
     unit, scale = _unit([total for each in ledgers for total in each.totals])
     cells = [["rank", *(["kind"] if kinds else []), *heads]]
     for rank in range(max(each.num_ranks for each in ledgers)):
-        for kind in shown or [None]:
-            numbers = (_number(each, rank, kind) for each in ledgers)
+        for line in shown or [None]:
+            numbers = (_number(each, rank, line) for each in ledgers)
             told = ("-" if number is None else f"{number / scale:.2f}" for number in numbers)
-            cells.append([str(rank), *([kind or ""] if kinds else []), *told])
+            cells.append([str(rank), *([line or ""] if kinds else []), *told])
     return f"{unit} a rank\n{aligned(cells)}"
 
 

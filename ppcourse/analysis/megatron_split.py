@@ -1,5 +1,7 @@
 """How Megatron-LM cuts a transformer: equal numbers of decoder layers, and flags for the first and the last rank."""
 
+from numbers import Integral
+
 
 def megatron_split(
     num_layers: int,
@@ -26,6 +28,13 @@ def megatron_split(
     Source: Megatron-LM, megatron/training/arguments.py and get_num_layers_to_build in
     megatron/core/transformer/transformer_block.py.
     """
+    counts = {"num_layers": num_layers, "num_ranks": num_ranks, "v": v, "first": first, "last": last}
+    for word, count in counts.items():
+        if count is None and word in ("first", "last"):
+            continue
+        if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
+            raise ValueError(f"{word} is {count!r}; it must be a whole number of at least 1.")
+    embedding, loss = bool(embedding), bool(loss)
     uneven = {rank: size for rank, size in ((0, first), (num_ranks - 1, last)) if size is not None}
     if uneven and (embedding or loss):
         raise ValueError("first and last say how many layers a rank gets; embedding and loss cannot count there too.")

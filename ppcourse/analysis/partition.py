@@ -1,7 +1,8 @@
 """How many layers each stage gets."""
 
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from numbers import Integral, Real
@@ -11,6 +12,7 @@ from ppcourse.analysis.spread import least_spread
 from ppcourse.schedules.placement import Placement, loop
 
 METHODS = ("uniform", "optimal", "max-minus-min")
+FLOAT_MAX = sys.float_info.max
 
 
 def partition(
@@ -51,9 +53,13 @@ def partition(
     Raises ValueError for fewer layers than stages, an unknown method, a cost that is not a finite number of at
     least 0, arguments that do not fit together, and limits that no partition keeps.
     """
-    layers = len(layer_costs)
+    if not isinstance(layer_costs, Iterable):
+        raise ValueError(f"layer_costs is {layer_costs!r}, but it must be a list of numbers, one a layer.")
+    costs = exact(list(layer_costs))
+    layers = len(costs)
     _check_counts(layers, num_stages)
-    costs = exact(layer_costs)
+    if isinstance(patience, bool) or not isinstance(patience, Integral) or patience < 1:
+        raise ValueError(f"patience is {patience!r}; it must be a whole number of at least 1.")
     if method not in METHODS:
         raise ValueError(f"There is no partition method {method!r}; the methods are {', '.join(METHODS)}.")
     limited = any(argument is not None for argument in (layer_memory, layer_stashed, held, limits))
@@ -82,14 +88,14 @@ def _check_counts(layers: int, num_stages: int) -> None:
         raise ValueError("There are no layers to partition; give at least one cost.")
     whole = isinstance(num_stages, Integral) and not isinstance(num_stages, bool)
     if not (whole and 1 <= num_stages <= layers):
-        raise ValueError(f"{layers} layers do not make {num_stages} stages; take from 1 to {layers} stages.")
+        raise ValueError(f"{layers} layers do not make {num_stages!r} stages; take from 1 to {layers} stages.")
 
 
 def exact(costs: Sequence[float]) -> tuple[int, ...]:
     """The costs as whole numbers, all multiplied by the same: sums are exact, and ties are no matter of rounding."""
     for cost in costs:
         if not (isinstance(cost, Real) and 0 <= cost < math.inf):
-            raise ValueError(f"A layer cost is {cost}; a cost is a finite number of at least 0.")
+            raise ValueError(f"A layer cost is {cost!r}; a cost is a finite number of at least 0.")
     fractions = [Fraction(int(cost) if isinstance(cost, Integral) else float(cost)) for cost in costs]
     unit = math.lcm(*(fraction.denominator for fraction in fractions))
     return tuple(int(fraction * unit) for fraction in fractions)
@@ -128,8 +134,9 @@ def _homes(placement: Placement, num_stages: int) -> tuple[tuple[int, ...], ...]
         raise ValueError(f"placement is {placement!r}, but it must be a Placement: give plan.placement.")
     if placement.num_stages != num_stages:
         raise ValueError(f"The placement has {placement.num_stages} stages, and {num_stages} are wanted; give as many.")
-    ranks = [placement.ranks, *([placement.opposite] if placement.opposite else [])]
-    return tuple(tuple(dict.fromkeys(homes)) for homes in zip(*ranks, strict=True))
+    if any(one == other for one, other in zip(placement.ranks, placement.opposite, strict=False)):
+        raise ValueError("The placement has a stage twice on one rank; its two copies must live on two.")
+    return tuple(zip(*[placement.ranks, *([placement.opposite] if placement.opposite else [])], strict=True))
 
 
 def memory_limit(
@@ -160,11 +167,12 @@ def memory_limit(
 def _numbers(
     name: str, value: float | Sequence[float] | None, count: int, of: str, default: float
 ) -> tuple[float, ...]:
-    numbers = [default if value is None else value] * count if not isinstance(value, Sequence) else list(value)
+    given = default if value is None else value
+    numbers = list(given) if isinstance(given, Iterable) else [given] * count
     if len(numbers) != count:
         raise ValueError(f"{name} has {len(numbers)} numbers for {count} {of}; give one for each.")
     for number in numbers:
-        if not (isinstance(number, Real) and number >= 0):
+        if not ((isinstance(number, Real) and 0 <= number <= FLOAT_MAX) or number == math.inf):
             raise ValueError(f"{name} is {number!r}; it must be a number of at least 0.")
     return tuple(map(float, numbers))
 

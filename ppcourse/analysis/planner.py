@@ -4,7 +4,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import NamedTuple, TypeAlias
 
 from ppcourse.analysis.activations import Recompute
@@ -131,12 +131,14 @@ def choose(
     """
     if not isinstance(shape, Shape):
         raise ValueError(f"shape is {shape!r}; it must be a Shape, as in Shape(layers=32, hidden=4096, ...).")
-    for word, value in (("gpus", gpus), ("batch", batch), ("per_node", per_node), ("top", top)):
+    counts = {"gpus": gpus, "batch": batch, "per_node": per_node, "top": top, "most_microbatches": most_microbatches}
+    for word, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise ValueError(f"{word} is {value!r}; it must be a whole number of at least 1.")
-    for word, share in (("efficiency", efficiency), ("1 - headroom", 1 - headroom)):
-        if not 0 < share <= 1:
-            raise ValueError(f"{word} is {share!r}; it must be a share above 0 and up to 1.")
+    if not (isinstance(efficiency, Real) and 0 < efficiency <= 1):
+        raise ValueError(f"efficiency is {efficiency!r}; it must be a share above 0 and up to 1.")
+    if not (isinstance(headroom, Real) and 0 <= headroom < 1):
+        raise ValueError(f"headroom is {headroom!r}; it must be a share of at least 0 and below 1.")
     cluster = Cluster(
         gpus, known(gpu, GPUS, GPU), known(link, LINKS, Link), known(network, LINKS, Link), per_node,
         efficiency, headroom,

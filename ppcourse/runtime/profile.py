@@ -5,8 +5,9 @@ Each layer runs as a stage of its own, in this process and with one thread, as r
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 from torch import nn
@@ -15,9 +16,10 @@ from ppcourse.analysis.ledger import aligned
 from ppcourse.analysis.memory import Sizes
 from ppcourse.analysis.partition import partition
 from ppcourse.analysis.shape import per_stage
+from ppcourse.analysis.sharing import Turn
 from ppcourse.runtime.batch import Batch
 from ppcourse.runtime.extras import check_extras
-from ppcourse.runtime.prepare import Model, layers_of
+from ppcourse.runtime.prepare import Model, check_function, layers_of
 from ppcourse.runtime.rounds import Kept, Rounds
 from ppcourse.runtime.stage import LossFunction
 from ppcourse.schedules.costs import Costs
@@ -55,7 +57,9 @@ class Profile:
 
     layers: tuple[LayerProfile, ...]
     rounds: int
-    _weigh: Callable[[Sequence[int], bool, bool], list[Kept]] | None = field(default=None, repr=False, compare=False)
+    _weigh: Callable[[Sequence[int], bool], tuple[list[Kept], list[Turn]]] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     @property
     def times(self) -> tuple[float, ...]:
@@ -80,11 +84,9 @@ class Profile:
         """
         if self._weigh is None:
             raise ValueError("This profile could not run the model, so it knows no bytes.")
-        kept = self._weigh(tuple(_checked(partition_sizes, len(self.layers))), recompute, True)
-        stashed, kept_for_w, boundary, envelope, shared = zip(*kept, strict=True)
-        parameters = self._by_stage("parameters", partition_sizes)
-        alone = parameters, 4.0, 4.0, optimizer_bytes, stashed, kept_for_w, boundary, envelope
-        return Sizes(*alone, *zip(*shared, strict=True))
+        kept, turns = self._weigh(_checked(partition_sizes, len(self.layers)), recompute)
+        by_name = {name: [getattr(stage, name) for stage in kept] for name in Kept._fields}
+        return Sizes(weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=optimizer_bytes, turns=turns, **by_name)
 
     def _by_stage(self, word: str, sizes: Sequence[int]) -> tuple[float, ...]:
         return per_stage([getattr(layer, word) for layer in self.layers], _checked(sizes, len(self.layers)))
@@ -118,11 +120,18 @@ def profile(
     extras   {name: what layers get that take it by that name}, for this microbatch, as `run` has them
     budget   seconds after which no further round begins; two are run in any case, and one of them is to warm up
 
+    A layer that outweighs a stage may be split finer: give its parts as layers of their own, [*model[:-1], *model[-1]].
+
     The model stays as it is. It is never an error that a layer cannot be run: then a warning says which and why, and
-    the profile is in proportion to weights. Raises ValueError for what is no model, and for extras that no layer takes.
+    the profile is in proportion to weights. Raises ValueError for what is no model, no loss function or no budget, and
+    for extras that no layer takes.
     """
     layers = layers_of(model)
     given = check_extras(extras, layers) if extras else {}
+    if loss_fn is not None:
+        check_function(loss_fn, "loss_fn", "torch.nn.functional.cross_entropy")
+    if not isinstance(budget, Real):
+        raise ValueError(f"budget is {budget!r}; it must be a number of seconds.")
     try:
         run = Rounds(copy.deepcopy(layers), inputs, targets, loss_fn, given, seed)
         times, rounds = run.times(budget)
@@ -133,7 +142,7 @@ def profile(
         return _by_weights(layers)
     numbers = zip(layers, times, apart, strict=True)
     found = (LayerProfile(type(x).__name__, *spent, _weights(x), *kept[:3]) for x, spent, kept in numbers)
-    return Profile(tuple(found), rounds, run.weigh)
+    return Profile(tuple(found), rounds, run.weigh_with_turns)
 
 
 def partition_by_profile(
@@ -161,6 +170,7 @@ def _weights(layer: nn.Module) -> int:
 
 
 def _checked(sizes: Sequence[int], layers: int) -> Sequence[int]:
-    if sum(sizes) != layers or min(sizes) < 1:
-        raise ValueError(f"The partition {tuple(sizes)} does not cut {layers} layers into stages of at least one.")
-    return sizes
+    whole = isinstance(sizes, Iterable) and all(isinstance(size, Integral) and size >= 1 for size in sizes)
+    if not whole or sum(sizes) != layers:
+        raise ValueError(f"The partition {sizes!r} does not cut {layers} layers into stages of at least one.")
+    return tuple(map(int, sizes))

@@ -23,7 +23,8 @@ class Result:
     peak_bytes       for each rank, the most bytes alive (a GPU: allocated), weights and gradients included
     held_bytes       for each rank, the most bytes held between two actions, weights and gradients left out
     baseline_bytes   for each rank, bytes alive as the step began
-    reserved_bytes   for each rank, the most that a GPU's allocator had reserved; None on the CPU, which has none
+    reserved_bytes   for each rank, the most that a GPU's allocator had reserved; None on the CPU, which has none. On
+                     top come the CUDA context and NCCL's buffers, which only the driver's tools (nvidia-smi) count
     messages         how many crossed from rank to rank, and message_bytes how many bytes they had
     device, link     what ran it and what carried its messages, with the reason
     """

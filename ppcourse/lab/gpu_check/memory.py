@@ -28,7 +28,8 @@ WHY = (
     " says is held between actions. It may be above all that the ledger counts by what one action has in its hands,"
     " {hands} tensors of the size that crosses a cut, and by {unsplit:.0%} of what is not activations: the allocator"
     " rounds to 512 B, and from a block of {block:.0f} MiB that a message left it may not split off a rest below 1 MiB."
-    " A first run, not counted, makes cuBLAS take its workspace."
+    " A first run, not counted, makes cuBLAS take its workspace. Reserved is what the allocator has taken from the"
+    " driver; the CUDA context and NCCL's buffers come on top of it, and only nvidia-smi counts those."
 )
 WHY_DRY = (
     "Measured are live tensors, less those that were there as the step began. They must not be fewer than the ledger"
