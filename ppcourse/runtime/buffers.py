@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from ppcourse.runtime.together import copied, memory_of
@@ -25,7 +26,8 @@ class Renewed:
     the same values. Only those that a forward before has written into; the others stay where they are."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._modules = modules
+        # backward reads no statistics of a norm that keeps them, so its graphs need none of their own
+        self._modules = [module for module in modules if not isinstance(module, _NormBase)]
         self._written: set[tuple[nn.Module, str]] = set()
 
     @contextmanager

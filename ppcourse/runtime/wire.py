@@ -6,8 +6,8 @@
     tensors  their elements, each at a multiple of ALIGN bytes
 
 One buffer is one transfer, whatever a layer hands on; views and non-contiguous tensors are copied into it,
-so the sender may free or overwrite its own at once. The receiver's tensors lie in the
-buffer.
+so the sender may free or overwrite its own at once. What overlaps has been made one region before (together.py). The
+receiver's tensors lie in the buffer.
 
     crosses, bit for bit     float64 float32 float16 bfloat16, float8 of every kind, float4_e2m1fn_x2,
                              complex128 complex64 complex32, bool, int8 to int64, uint8 to uint64
