@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ppcourse as pp
-from ppcourse.runtime import gpus, torchrun, worker
+from ppcourse.runtime import gpus, joining, worker
 from ppcourse.runtime.carriers import choose
 from ppcourse.runtime.job import Job
 from ppcourse.runtime.result import Result
@@ -205,8 +205,10 @@ def test_kernels_are_loaded_before_a_transfer_can_be_waited_for(
 def test_under_torchrun_a_rank_tells_itself_what_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", os.environ | {"MASTER_ADDR": "127.0.0.1", "NCCL_DEBUG": "WARN"})
     os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
-    monkeypatch.setattr(torchrun.dist, "init_process_group", lambda *_, **__: None)
-    torchrun.join()
+    store = torch.distributed.HashStore()  # of one rank alone
+    monkeypatch.setattr(joining, "rendezvous", lambda *_, **__: iter([(store, 0, 1)]))
+    monkeypatch.setattr(joining.dist, "init_process_group", lambda *_, **__: None)
+    joining.join()
     assert (os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], os.environ["NCCL_DEBUG"]) == ("32", "WARN")
 
 

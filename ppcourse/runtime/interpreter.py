@@ -198,7 +198,8 @@ class Interpreter:
     def _between(self) -> Between:
         stashed = {(number, i) for number, stage in self.stages.items() for i in stage.stash}
         owed = {(number, i) for number, stage in self.stages.items() for i in stage.owed}
-        return Between(stashed, owed, list(self.sent.values()) if self.keep_sent else None)
+        sent = list(self.sent.values()) if self.keep_sent else None
+        return Between(stashed, owed, sent, list(self.handed_over.values()))
 
     def _note(self, state: State, position: int) -> None:
         self.board.write(self.rank, state, position, self.finished)

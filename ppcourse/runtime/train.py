@@ -22,6 +22,7 @@ from ppcourse.runtime.prepare import (
     Plan,
     check_count,
     check_function,
+    check_memory,
     check_options,
     check_trains,
     check_weights,
@@ -104,6 +105,7 @@ def train(
     first = next(coming, None)  # looked at before a rank starts
     made = cut(resolved, model, _partition(partition, resolved, model, first, loss_fn, saving.begun.step))
     check_weights(made, loss_fn)
+    check_memory(made)
     copied = check_statistics(made)
 
     def job(rank: int) -> Job:
@@ -150,8 +152,7 @@ class _Log:
     reports: list[Report] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        begun = self.saving.begun
-        self.losses, self.norms, self.times = [*begun.losses], [*begun.norms], [*begun.step_times]
+        self.losses, self.norms, self.times = self.history = self.saving.history()
 
     def ask(self, ranks: Session) -> Callable[..., list[Any]]:
         """For checkpoints, which may take their time: torch imports what writes them, and disks are slow."""
@@ -164,8 +165,8 @@ class _Log:
                 self.step(ranks, batch)
                 bar.set_postfix_str(f"loss {self.losses[-1]:.3f}", refresh=False)
                 bar.update()
-                self.saving.after(self, self.ask(ranks))
-            self.saving.after(self, self.ask(ranks), end=True)
+                self.saving.after(self.history, self.ask(ranks))
+            self.saving.after(self.history, self.ask(ranks), end=True)
         except Exception as error:
             if not (self.losses and ranks.pool.alive):  # nothing to save, or nobody who has it
                 raise
