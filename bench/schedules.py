@@ -1,6 +1,7 @@
 """How fast plans are built, checked and simulated, next to torch's own passes:  python bench/schedules.py
 
-Everything is measured in one run on this machine, in turns; read the ratios, and the load, before the seconds.
+Everything is measured in one run on this machine, in turns, and in seconds of this process, so that what else the
+machine does counts as little as it can; read the ratios, and the load, before the seconds.
 """
 
 import gc
@@ -92,10 +93,10 @@ class Clock:
         self.skip()
 
     def skip(self) -> None:
-        self.last = time.perf_counter()
+        self.last = time.process_time()
 
     def lap(self, part: str) -> None:
-        self.laps[part] = time.perf_counter() - self.last
+        self.laps[part] = time.process_time() - self.last
         self.skip()
 
 

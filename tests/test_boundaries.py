@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toys import assert_same, by_value, classifier, counted, no_rank_starts, rows_of
+from toys import Does, assert_same, by_value, classifier, counted, no_rank_starts, rows_of
 
 import ppcourse as pp
 
@@ -31,19 +31,6 @@ def assert_as_unsplit(plan: Any, model: nn.Sequential, inputs: Any, targets: Ten
     options.pop("recompute", None)
     for m in (1, plan.num_microbatches):
         assert_same(result, pp.reference_step(model, inputs, targets, m=m, **options))
-
-
-class Does(nn.Module):
-    """A layer that does `work(layer, x)` and has these parts."""
-
-    def __init__(self, work: Callable[[Any, Any], Any], **parts: nn.Module) -> None:
-        super().__init__()
-        self.work = work
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: Any) -> Any:
-        return self.work(self, x)
 
 
 def seeded(build: Callable[[], nn.Module]) -> nn.Sequential:

@@ -60,6 +60,9 @@ class OnGpu:
         self.stash[microbatch] = self._work("F", microbatch, given)
         return torch.tensor(float(self.stash[microbatch]))
 
+    def let_go(self, value: Any) -> Any:
+        return value
+
     def backward(self, microbatch: int, given: Any) -> Any:
         return [torch.tensor(float(self._work("B", microbatch, given, self.stash.pop(microbatch))))]
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import ppcourse as pp
-from ppcourse.runtime import gpus
+from ppcourse.runtime import gpus, joining, worker
 from ppcourse.runtime.carriers import choose
+from ppcourse.runtime.job import Job
 from ppcourse.runtime.result import Result
 
 Machine = Callable[..., None]
@@ -181,6 +182,34 @@ def test_ranks_are_told_the_environment_of_now(monkeypatch) -> None:
     gpus.adopt(told)
     assert "NCCL_OF_WHEN_THE_SERVER_STARTED" not in os.environ
     assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+
+
+@pytest.mark.parametrize(
+    ("link", "own", "loads"),
+    [("nccl: a GPU each", None, "EAGER"), ("nccl", "LAZY", "LAZY"), ("staged: one GPU", None, None)],
+)
+def test_kernels_are_loaded_before_a_transfer_can_be_waited_for(
+    monkeypatch: pytest.MonkeyPatch, link: str, own: str | None, loads: str | None
+) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    os.environ.pop("CUDA_MODULE_LOADING", None)
+    os.environ |= {} if own is None else {"CUDA_MODULE_LOADING": own}
+    told: list[str | None] = []
+    monkeypatch.setattr(worker, "enter", lambda device: told.append(os.environ.get("CUDA_MODULE_LOADING")))
+    monkeypatch.setattr(worker.Worker, "follow", lambda self, plan: None)
+    layers = {0: {0: torch.nn.Linear(2, 2)}}
+    worker.Worker(0, None, {}).open(Job(pp.build("gpipe", 1, 2), layers, None, link=link))  # type: ignore[arg-type]
+    assert told == [loads]
+
+
+def test_under_torchrun_a_rank_tells_itself_what_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", os.environ | {"MASTER_ADDR": "127.0.0.1", "NCCL_DEBUG": "WARN"})
+    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    store = torch.distributed.HashStore()  # of one rank alone
+    monkeypatch.setattr(joining, "rendezvous", lambda *_, **__: iter([(store, 0, 1)]))
+    monkeypatch.setattr(joining.dist, "init_process_group", lambda *_, **__: None)
+    joining.join()
+    assert (os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], os.environ["NCCL_DEBUG"]) == ("32", "WARN")
 
 
 RUN_AND_LOOK = """

@@ -1,5 +1,6 @@
 """Lesson 00's exercises: what right answers, plausible wrong ones, and stubs are told; its words in the glossary."""
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +121,10 @@ def sleeps(rank: int) -> None:
     time.sleep(99)
 
 
+def holds_its_own_lock(rank: int) -> None:
+    threading.Event().wait()
+
+
 def fails(rank: int) -> None:
     dist.send(torch.ones(3), rank)
 
@@ -160,6 +165,21 @@ def overwrites_what_it_must_send(rank: int, mine: torch.Tensor) -> torch.Tensor:
     return mine
 
 
+def receives_into_what_is_under_way(rank: int, mine: torch.Tensor) -> torch.Tensor:
+    sending = dist.isend(mine, 1 - rank)
+    dist.recv(mine, 1 - rank)
+    sending.wait()
+    return mine
+
+
+def receives_into_what_has_gone(rank: int, mine: torch.Tensor) -> torch.Tensor:
+    if rank == 1:
+        return in_order(rank, mine)
+    dist.send(mine, 1)
+    dist.recv(mine, 1)
+    return mine
+
+
 def returns_its_own(rank: int, mine: torch.Tensor) -> torch.Tensor:
     in_order(rank, mine)
     return mine
@@ -187,6 +207,7 @@ RIGHT: list[tuple[str, Answer]] = [
     ("0.3", in_order),
     ("0.3", with_isend),
     ("0.3", in_a_group),
+    ("0.3", receives_into_what_has_gone),
 ]
 
 SEND = "dist.send(ball, 1 - rank)"
@@ -253,6 +274,12 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         "rank 0 waits in line N of test_lesson_00.py: time.sleep(99), which has an end without the other rank;"
         " send or receive.",
     ),
+    "a wait of its own": (
+        "0.2",
+        holds_its_own_lock,
+        "rank 0 waits in line N of test_lesson_00.py: threading.Event().wait(), but for no other rank; send or"
+        " receive.",
+    ),
     "an error": (
         "0.2",
         fails,
@@ -284,6 +311,12 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         "exchange of 2 numbers returns [1.0, 1.0] on rank 0, but should return [2.0, 2.0]: its own came back, or never"
         " left; who receives into a tensor that it has still to send?",
     ),
+    "received into what is under way": (
+        "0.3",
+        receives_into_what_is_under_way,
+        "exchange of 2 numbers fails. Rank 0 failed: RuntimeError: recv of a tensor whose isend is still under way;"
+        " wait() for it first",
+    ),
     "its own": (
         "0.3",
         returns_its_own,
@@ -309,7 +342,7 @@ def test_a_wrong_answer_is_told_why(case: str) -> None:
     number, answer, sentence = WRONG[case]
     verdict = pp.grade(number, answer)
     first = without_numbers(verdict.message.partition("\n")[0]).replace("while True:", "rank += 1")
-    if case in ("an error", "to itself"):  # whichever rank is heard first
+    if case in ("an error", "to itself", "received into what is under way"):  # whichever rank is heard first
         first = first.replace("Rank 1 failed", "Rank 0 failed")
     assert (verdict.state, first) == ("wrong", sentence)
 

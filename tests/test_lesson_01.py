@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -53,7 +54,8 @@ def step(
     begin: str = "gradient",
     back: str = "grad",
     loss_of: Callable[[Tensor, Tensor], Tensor] = F.mse_loss,
-) -> float | None:
+    number_of: Callable[[Tensor], Any] = Tensor.item,
+) -> Any:
     """The right step, with one mistake if asked for."""
     if rank == 0:
         h = stage(x)
@@ -72,7 +74,7 @@ def step(
     loss.backward()
     if back != "too early":
         dist.send({"grad": h.grad, "h": h.detach(), "zeros": torch.zeros_like(h)}[back], 0)
-    return loss.item()
+    return number_of(loss)
 
 
 def compact_step(rank: int, stage: nn.Module, x: Tensor, y: Tensor) -> Any:
@@ -93,10 +95,17 @@ def compact_step(rank: int, stage: nn.Module, x: Tensor, y: Tensor) -> Any:
 
 
 def with_mistake(**mistake: Any) -> Answer:
-    def wrong_step(rank: int, stage: nn.Module, x: Tensor, y: Tensor) -> float | None:
+    def wrong_step(rank: int, stage: nn.Module, x: Tensor, y: Tensor) -> Any:
         return step(rank, stage, x, y, **mistake)
 
     return wrong_step
+
+
+def updates_too(rank: int, stage: nn.Module, x: Tensor, y: Tensor) -> float | None:
+    loss: float | None = step(rank, stage, x, y)
+    for weight in stage.parameters():
+        weight.data -= 0.1 * weight.grad
+    return loss
 
 
 def sum_loss(output: Tensor, target: Tensor) -> Tensor:
@@ -135,6 +144,7 @@ RIGHT: dict[str, tuple[str, Answer]] = {
     "step": ("1.3", step),
     "another step": ("1.3", compact_step),
     "bytes": ("1.4", traffic),
+    "bytes as an array": ("1.4", lambda *case: np.array(traffic(*case))),
     "bytes, turn by turn": (
         "1.4",
         lambda rows, width, parameters, d, size: [
@@ -255,6 +265,16 @@ WRONG: dict[str, tuple[str, Answer, str]] = {
         "step with 6 rows: the gradients of stage 1 are not those of the whole model, but 18 times as large; the loss"
         " is the mean over all rows and columns.",
     ),
+    "a loss with its graph": (
+        "1.3",
+        with_mistake(number_of=lambda loss: loss),
+        "step with 6 rows: rank 1 returns the loss together with its graph; return the number, loss.item().",
+    ),
+    "an update": (
+        "1.3",
+        updates_too,
+        "step with 6 rows: rank 0 changes its weights; leave gradients only, the update comes next.",
+    ),
     "no loss": ("1.3", no_loss, "step with 6 rows: rank 1 returns None; return the loss."),
     "one direction": (
         "1.4",
@@ -284,6 +304,11 @@ WRONG: dict[str, tuple[str, Answer, str]] = {
         only(1, lambda r, w, n, d, s: 2 * n * s),
         "in traffic(0, 0, 12, 2, 1) the bytes of the all-reduce are 24, but should be 12:"
         " that is all the data twice, but a rank need not send the part that it has already.",
+    ),
+    "whole numbers in a part": (
+        "1.4",
+        only(1, lambda r, w, n, d, s: 2 * (d - 1) * (n // d) * s),
+        "in traffic(1, 1, 10, 4, 2) the bytes of the all-reduce are 24, but should be 30.",
     ),
     "one number": ("1.4", lambda *case: 3, "traffic(1, 1, 0, 1, 1) returns 3; return two numbers of bytes."),
 }

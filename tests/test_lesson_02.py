@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,7 @@ def accumulate(
     which: slice = slice(None),
     clear: bool = False,
     back: Callable[[float, int], Any] = lambda total, m: total,
+    number: Callable[[Tensor], Any] = Tensor.item,
 ) -> Any:
     """The right loop, with one mistake if asked for."""
     total = 0.0
@@ -45,14 +47,31 @@ def accumulate(
             model.zero_grad()
         loss = loss_fn(model(part_x), part_y) * scale(m, len(x))
         loss.backward()
-        total += loss.item() / scale(m, len(x)) / m
+        total = total + number(loss) / scale(m, len(x)) / m
     return back(total, m)
 
 
 def one_backward(model: nn.Module, loss_fn: Answer, x: Tensor, y: Tensor, m: int) -> Tensor:
-    """Right too, though it holds all parts until the end."""
+    """The right gradients, but the activations of all parts are there at once."""
     loss = sum(loss_fn(model(part_x), part_y) for part_x, part_y in parts(x, y, m)) / m
     loss.backward()
+    return loss.detach()
+
+
+def parts_by_their_own_loss(model: nn.Module, loss_fn: Answer, x: Tensor, y: Tensor, m: int) -> Tensor:
+    """Right: every m-th row, the factor given to backward, the loss as a tensor without its graph."""
+    total = torch.zeros(())
+    for first in range(m):
+        loss = loss_fn(model(x[first::m]), y[first::m])
+        loss.backward(torch.tensor(1 / m, dtype=loss.dtype))
+        total = total + loss.detach() / m
+    return total
+
+
+def with_update(model: nn.Module, loss_fn: Answer, x: Tensor, y: Tensor, m: int) -> Any:
+    loss = accumulate(model, loss_fn, x, y, m)
+    for weight in model.parameters():
+        weight.data -= 0.1 * weight.grad
     return loss
 
 
@@ -125,12 +144,14 @@ def by_share(sizes: list[int], reduction: str) -> list[float]:
 
 RIGHT: dict[str, tuple[str, Answer]] = {
     "loss divided": ("2.1", accumulate),
-    "one backward": ("2.1", one_backward),
+    "other parts": ("2.1", parts_by_their_own_loss),
     "gradients divided": ("2.1", gradients_divided_afterwards),
     "shares": ("2.2", by_share),
     "shares as a tensor": ("2.2", lambda sizes, reduction: torch.tensor(by_share(sizes, reduction))),
     "whole numbers": ("2.2", lambda sizes, kind: [1] * len(sizes) if kind == "sum" else by_share(sizes, kind)),
+    "shares as an array": ("2.2", lambda sizes, reduction: np.array(by_share(sizes, reduction))),
     "train": ("2.3", train),
+    "losses as a tensor": ("2.3", lambda *given: torch.tensor(train(*given))),
     "zero at the end": (
         "2.3",
         lambda model, optimizer, *rest: [
@@ -170,6 +191,24 @@ WRONG: dict[str, tuple[str, Answer, str]] = {
         "2.1",
         mistaken(back=lambda total, m: "done"),
         "with 4 rows and m = 1 the gradients are right, but 'done' is returned; return the loss of the whole batch.",
+    ),
+    "one backward": (
+        "2.1",
+        one_backward,
+        "with 4 rows and m = 2 a backward comes only after 2 forwards, so that the activations of 2 parts are kept at"
+        " once; run each part's backward right after its forward.",
+    ),
+    "a loss with its graph": (
+        "2.1",
+        mistaken(number=lambda loss: loss),
+        "with 4 rows and m = 1 the gradients are right, but the loss returned still carries its graph; add up numbers,"
+        " loss.item().",
+    ),
+    "an update": (
+        "2.1",
+        with_update,
+        "with 4 rows and m = 1 the gradients are right, but the weights have changed; an update comes once a batch, in"
+        " 2.3.",
     ),
     "equal shares": (
         "2.2",
@@ -229,6 +268,17 @@ WRONG: dict[str, tuple[str, Answer, str]] = {
         train_with(accumulate=mistaken(scale=lambda m, n: 1)),
         "with 3 batches and m = 2 the weights are not those of whole-batch training; each part's loss has to be divided"
         " by m.",
+    ),
+    "whole batches": (
+        "2.3",
+        train_with(accumulate=whole),
+        "with 3 batches and m = 2 the model is given 8 rows at once; a part has 4.",
+    ),
+    "losses with their graphs": (
+        "2.3",
+        train_with(accumulate=mistaken(number=lambda loss: loss)),
+        "with 3 batches and m = 1 the weights are right, but the losses still carry their graphs; return numbers,"
+        " loss.item().",
     ),
     "one loss": (
         "2.3",

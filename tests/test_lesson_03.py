@@ -3,8 +3,10 @@
 import itertools
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ppcourse as pp
@@ -37,6 +39,13 @@ def parts_from_zero(t: pp.Timeline, rank: int) -> tuple[float, float, float]:
     return t.by_rank[rank][0].start, between, after
 
 
+def parts_up_to_the_makespan(t: pp.Timeline, rank: int) -> tuple[float, float, float]:
+    """As if the timeline ended at its makespan, as those do that begin at 0."""
+    before, _, _ = right_parts(t, rank)
+    after = t.makespan - t.by_rank[rank][-1].end
+    return before, t.idle[rank] - before - after, after
+
+
 def parts_without_the_ends(t: pp.Timeline, rank: int) -> tuple[float, float, float]:
     before, _, after = right_parts(t, rank)
     return before, t.idle[rank], after
@@ -56,11 +65,14 @@ def four(p: int, m: int) -> tuple[float, float, float, float]:
 RIGHT: list[tuple[str, Answer]] = [
     ("3.1", right_parts),
     ("3.1", parts_by_gaps),
+    ("3.1", lambda timeline, rank: np.array(right_parts(timeline, rank))),
     ("3.2", lambda p, m, f, b: (m + p - 1) * (f + b)),
+    ("3.2", lambda p, m, f, b: Fraction((m + p - 1) * (f + b))),
     ("3.2", lambda p, m, f, b: pp.formulas.step_time(p, m, f, b)),
     ("3.2", lambda p, m, f, b: p * (f + b) + (m - 1) * (f + b)),
     ("3.3", four),
     ("3.3", lambda p, m: [(p - 1) / m, 1 - m / (m + p - 1), p / (1 + (p - 1) / m), 1 / (1 + (p - 1) / m)]),
+    ("3.3", lambda p, m: np.array(four(p, m))),
     ("3.4", fewest_in_a_loop),
     ("3.4", lambda p, rate: max(1, math.ceil((p - 1) * (1 / rate - 1)))),
     ("3.4", lambda p, rate: max(1, math.ceil(round((p - 1) * (1 - rate) / rate, 9)))),
@@ -96,6 +108,23 @@ WRONG: list[tuple[str, Answer, str]] = [
         lambda t, rank: (1, 1, 1),
         "idle_parts(timeline, 0) is (1, 1, 1) on gpipe with p=2, m=1, but should be (0, 3, 0):"
         " together the three are this rank's idle time, 3.",
+    ),
+    (
+        "3.1",
+        lambda t, rank: right_parts(t, 0),
+        "idle_parts(timeline, 1) is (0, 3, 0) on gpipe with p=2, m=1, but should be (1, 0, 2): those are rank 0's.",
+    ),
+    (
+        "3.1",
+        lambda t, rank: [part / t.makespan for part in right_parts(t, rank)],
+        "idle_parts(timeline, 0) is (0, 0.5, 0) on gpipe with p=2, m=1, but should be (0, 3, 0):"
+        " give times, not shares of the makespan.",
+    ),
+    (
+        "3.1",
+        parts_up_to_the_makespan,
+        "idle_parts(timeline, 0) is (0, 13, -10) on a timeline whose first action starts at 10,"
+        " but should be (0, 3, 0): this one begins at timeline.start = 10 and ends at timeline.end = 16.",
     ),
     (
         "3.1",
@@ -135,6 +164,11 @@ WRONG: list[tuple[str, Answer, str]] = [
         lambda p, m, f, b: (p - 1) * (f + b),
         "step_time(1, 1, 1, 1) is 0, but the simulator takes 2: that is the bubble alone, without the work.",
     ),
+    (
+        "3.2",
+        lambda p, m, f, b: Fraction(m * (f + b)),
+        "step_time(2, 1, 1, 1) is 2, but the simulator takes 4: that is the work alone, without the bubble.",
+    ),
     ("3.2", lambda p, m, f, b: "long", "step_time(1, 1, 1, 1) is 'long'; return one number."),
     ("3.2", lambda p, m, f, b: math.nan, "step_time(1, 1, 1, 1) is nan; return one number."),
     ("3.2", lambda p, m, f, b: 2.5 * m, "step_time(1, 1, 1, 1) is 2.5, but the simulator takes 2:"),
@@ -157,6 +191,12 @@ WRONG: list[tuple[str, Answer, str]] = [
         "3.3",
         lambda p, m: (*four(p, m)[:3], four(p, m)[2]),
         "in four_numbers(2, 1) the efficiency is 1, but should be 0.5: that is the speed-up.",
+    ),
+    (
+        "3.3",
+        lambda p, m: (*four(p, m)[:3], 1 - four(p, m)[0]),
+        "in four_numbers(2, 1) the efficiency is 0, but should be 0.5:"
+        " that is 1 − overhead; what is left of 1 goes with the rate.",
     ),
     (
         "3.3",
@@ -183,6 +223,11 @@ WRONG: list[tuple[str, Answer, str]] = [
         "3.3",
         lambda p, m: (p - 1) / m,
         "four_numbers(1, 1) is 0; return four numbers: overhead, rate, speed-up, efficiency.",
+    ),
+    (
+        "3.4",
+        lambda p, rate: p * math.ceil(fewest_in_a_loop(p, rate) / p),
+        "fewest(2, 0.5) is 2, but m = 1 already brings the bubble rate to 50.0%.",
     ),
     (
         "3.4",

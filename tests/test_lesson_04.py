@@ -1,5 +1,8 @@
 """Lesson 04's exercises: what right answers, plausible wrong ones, and stubs are told; the numbers in its prose."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 from verdicts import told
 
@@ -140,20 +143,27 @@ WRONG_PEAKS = {
     "p": (lambda rank, p, m: p, "most_held(0, 2, 1) is 2, but rank 0 holds 1: there is only 1."),
     "p, clamped": (
         lambda rank, p, m: min(m, p),
-        "most_held(1, 2, 2) is 2, but rank 1 holds 1: its warm-up is shorter than that of the ranks before it.",
+        "most_held(1, 2, 2) is 2, but rank 1 holds 1: that is rank 0; later ranks have a shorter warm-up.",
     ),
-    "not clamped": (lambda rank, p, m: p - rank, "most_held(0, 2, 1) is 2, but rank 0 holds 1: there is only 1."),
+    "not clamped": (
+        lambda rank, p, m: p - rank,
+        "most_held(0, 2, 1) is 2, but rank 0 holds 1: there are no more microbatches than m.",
+    ),
+    "clamped too early": (
+        lambda rank, p, m: min(m, p) - rank,
+        "most_held(1, 2, 1) is 0, but rank 1 holds 1: m limits each rank, min(m, p − rank), and not p alone.",
+    ),
     "warm-up only": (
         lambda rank, p, m: min(m, p - 1 - rank),
-        "most_held(1, 2, 1) is 0, but rank 1 holds 1: the warm-up, and the forward before the first backward.",
+        "most_held(1, 2, 1) is 0, but rank 1 holds 1: add the forward before the first backward to the warm-up.",
     ),
     "warm-up of s": (
         lambda rank, p, m: min(m, rank + 1),
-        "most_held(0, 2, 2) is 1, but rank 0 holds 2: the warm-up, and the forward before the first backward.",
+        "most_held(0, 2, 2) is 1, but rank 0 holds 2: that grows from rank to rank, but the first one holds most.",
     ),
     "gpipe": (
         lambda rank, p, m: m,
-        "most_held(1, 2, 2) is 2, but rank 1 holds 1: its warm-up is shorter than that of the ranks before it.",
+        "most_held(1, 2, 2) is 2, but rank 1 holds 1: that is GPipe, which holds all.",
     ),
     "text": (
         lambda rank, p, m: "p - rank",
@@ -182,8 +192,8 @@ def test_below_a_wrong_peak_is_the_count() -> None:
 # 4.3
 
 
-@pytest.mark.parametrize("answer", [[0, 1, 2, 3], (0, 1, 0, 0), [3, 2, 0, 1], [6, 7, 0, 0]])
-def test_warm_ups_that_grow_deadlock(answer: list[int]) -> None:
+@pytest.mark.parametrize("answer", [[0, 1, 2, 3], (0, 1, 0, 0), [3, 2, 0, 1], [6, 7, 0, 0], np.arange(4)], ids=str)
+def test_warm_ups_that_grow_deadlock(answer: Any) -> None:
     assert pp.grade("4.3", answer)
 
 
@@ -229,6 +239,16 @@ WRONG_RECOMPUTED = {
         "recomputed(1, 1, 1, 2, 1, 10) says that the step lasts 6, but it lasts 4:"
         " the forward is repeated, the backward is not.",
     ),
+    "memory first": (
+        lambda p, m, t_f, t_b, kept, full: (memory(m, kept, full), time(p, m, t_f, t_b)),
+        "recomputed(1, 1, 1, 2, 1, 10) says that the step lasts 10, but it lasts 4:"
+        " give the time first, then the memory.",
+    ),
+    "1f1b's inputs": (
+        lambda p, m, t_f, t_b, kept, full: (time(p, m, t_f, t_b), (min(p, m) - 1) * kept + full),
+        "recomputed(1, 3, 1, 2, 1, 10) says that a rank holds 10 at most, but it holds 12:"
+        " that is 1F1B; in GPipe the inputs of all m microbatches are there.",
+    ),
     "only the work is longer": (
         lambda p, m, t_f, t_b, kept, full: ((m + p - 1) * (t_f + t_b) + m * t_f, memory(m, kept, full)),
         "recomputed(2, 1, 1, 2, 1, 10) says that the step lasts 7, but it lasts 8:"
@@ -267,6 +287,7 @@ WRONG_RECOMPUTED = {
 
 def test_the_right_recomputation_is_solved() -> None:
     assert pp.grade("4.4", lambda p, m, t_f, t_b, kept, full: (time(p, m, t_f, t_b), memory(m, kept, full)))
+    assert pp.grade("4.4", lambda p, m, t_f, t_b, kept, full: np.array([time(p, m, t_f, t_b), memory(m, kept, full)]))
 
 
 @pytest.mark.parametrize("case", WRONG_RECOMPUTED)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 from verdicts import told
 
@@ -34,6 +35,19 @@ WRONG_DEALS = {
         lambda rank, p, v, n: [k for k in range(1, n + 1) if (k - 1) % p == rank],
         "layers_of(0, 2, 1, 4) is [1, 3], but should be [1, 2]: you deal single layers; here a stage has 2.",
     ),
+    "on a V": (
+        lambda rank, p, v, n: [
+            stage * n // (p * v) + k
+            for stage in (c * p + (p - 1 - rank if c % 2 else rank) for c in range(v))
+            for k in range(1, n // (p * v) + 1)
+        ],
+        "layers_of(0, 2, 2, 4) is [1, 4], but should be [1, 3]: that turns at the last rank, as the V of lesson 07;"
+        " here every round begins at rank 0.",
+    ),
+    "the first chunk": (
+        lambda rank, p, v, n: dealt(rank, p, 1, n // v),
+        "layers_of(0, 1, 2, 4) is [1, 2], but should be [1, 2, 3, 4]: that is chunk 0 only, and a rank holds 2.",
+    ),
     "layers that are not there": (
         lambda rank, p, v, n: [k + n * (c > 0) for c in range(v) for k in range(1, n // (p * v) + 1)],
         "layers_of(0, 1, 2, 4) is [1, 2, 5, 6], but should be [1, 2, 3, 4]: there are layers 1 to 4.",
@@ -49,7 +63,7 @@ WRONG_DEALS = {
 }
 
 
-@pytest.mark.parametrize("form", [list, tuple, set])
+@pytest.mark.parametrize("form", [list, tuple, set, np.array])
 def test_the_right_layers_are_solved_in_any_form(form: Callable[..., object]) -> None:
     assert pp.grade("5.1", lambda *counts: form(dealt(*counts)))
 
@@ -238,6 +252,25 @@ WRONG_PRICES = {
         "price(3, 6, 2) says that rank 0 holds 1.33333, but it holds 4:"
         " that is how many times as much as 1F1B, which holds p.",
     ),
+    "messages of a chunk": (
+        lambda p, m, v: (messages(p, m, v) / v, held(p, m, v)),
+        "price(3, 6, 2) says 30 messages, but the plan has 60: a message is as large as before, however short the"
+        " stage.",
+    ),
+    "rounded down": (
+        lambda p, m, v: (messages(p, m, v), held(p, m, v) // 1),
+        "price(2, 4, 2) says that rank 0 holds 2, but it holds 2.5:"
+        " a chunk is 1/v of a microbatch, so that need not be a whole number.",
+    ),
+    "the ratio added": (
+        lambda p, m, v: (messages(p, m, v), p + (p - 1) / (p * v)),
+        "price(3, 6, 2) says that rank 0 holds 3.33333, but it holds 4:"
+        " 1 + (p − 1)/(p·v) is a factor: it is p times that.",
+    ),
+    "gpipe": (
+        lambda p, m, v: (messages(p, m, v), m),
+        "price(3, 6, 2) says that rank 0 holds 6, but it holds 4: that is GPipe, or breadth-first.",
+    ),
     "messages only": (
         messages,
         "price(3, 6, 2) returns 60; return two numbers, messages and microbatches held.",
@@ -247,6 +280,7 @@ WRONG_PRICES = {
 
 def test_the_right_price_is_solved() -> None:
     assert pp.grade("5.3", lambda p, m, v: (messages(p, m, v), held(p, m, v)))
+    assert pp.grade("5.3", lambda p, m, v: np.array([messages(p, m, v), held(p, m, v)]))
 
 
 @pytest.mark.parametrize("case", WRONG_PRICES)
@@ -304,6 +338,7 @@ WRONG_CROSSINGS = {
 def test_the_right_crossing_is_solved_even_if_it_is_rough() -> None:
     assert pp.grade("5.4", crossing)
     assert pp.grade("5.4", lambda p, m, v: crossing(p, m, v) + 0.009)
+    assert pp.grade("5.4", lambda p, m, v: crossing(p, m, v) - 0.0101)  # who walks up by 0.01 may stop before it
 
 
 @pytest.mark.parametrize("case", WRONG_CROSSINGS)

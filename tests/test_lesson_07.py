@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("own_progress")
 def test_a_v_is_solved() -> None:
     assert pp.grade("7.1", lambda stage, p: min(stage, 2 * p - 1 - stage))
     assert pp.grade("7.1", lambda stage, p: stage if stage < p else 2 * p - 1 - stage)
+    assert pp.grade("7.1", lambda stage, p: p - 0.5 - abs(stage - p + 0.5))  # a whole number, too
 
 
 WRONG_HOMES = {
@@ -45,7 +46,7 @@ WRONG_HOMES = {
         "home(2, 2) is 0, but rank 1 holds stages 1 2: down the ranks and up again.",
     ),
     "text": (lambda stage, p: "rank 0", "home(0, 2) is 'rank 0'; return the number of a rank."),
-    "a half": (lambda stage, p: stage / 2, "home(0, 2) is 0; return the number of a rank."),
+    "a half": (lambda stage, p: stage / 2, "home(1, 2) is 0.5; return the number of a rank."),
 }
 
 

@@ -4,6 +4,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from verdicts import told
 
@@ -24,6 +25,8 @@ def test_the_right_hand_is_solved_as_numbers_or_texts() -> None:
     right = [card.answer for card in lesson_14.hand()]
     assert pp.grade("14.1", right)
     assert pp.grade("14.1", tuple(f"{number:.4f}" for number in right))
+    assert pp.grade("14.1", [f" {card.shown} " for card in lesson_14.hand()])
+    assert pp.grade("14.1", np.array(right))
     assert len({card.lesson for card in lesson_14.hand()}) == 6
 
 

@@ -104,6 +104,19 @@ def test_the_first_action_starts_when_the_rank_is_ready(fake: FakeTime) -> None:
     assert Pace(COSTS, 1).start(107.0) == pytest.approx(107, abs=0.01)
 
 
+def test_who_has_something_to_send_goes_before_who_begins_to_work(
+    fake: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gave_way: list[float] = []
+    monkeypatch.setattr(clock.os, "sched_yield", lambda: gave_way.append(fake.now))
+    pace = Pace(COSTS, 1)
+    pace.start(0.0)
+    end(pace, F0)
+    pace.start(117.0)
+    end(pace, B0)
+    assert gave_way == pytest.approx([100, 117], abs=0.01)  # once an action has begun, and not where it is sent
+
+
 def test_costs_are_those_of_the_stage(fake: FakeTime) -> None:
     pace = Pace(pp.Costs(forward=[1.0, 5.0], input_grad=1, weight_grad=1), 2)
     pace.start(0.0)

@@ -13,7 +13,13 @@ from ppcourse.schedules.schedule import Schedule
 
 def steps(replay: Replay) -> Iterator[tuple[int, int]]:
     """(rank, position) of each action, in the order in which they run."""
-    return ((rank, position) for rank, stretch in replay for position in stretch)
+    return (step for stretch in replay for step in located(replay.plan, stretch))
+
+
+def located(plan: Schedule, stretch: range) -> list[tuple[int, int]]:
+    """The places of a stretch as (rank, position): rank after rank, one place more before each row."""
+    places = [(rank, n) for rank, row in enumerate(plan.rows) for n in range(-1, len(row))]
+    return [places[place] for place in stretch]
 
 
 @quick
@@ -47,8 +53,9 @@ def test_each_step_knows_what_it_needs() -> None:
 
 
 def test_a_rank_runs_as_far_as_it_can() -> None:
-    stretches = list(Replay(build("1f1b", 2, 2)))
-    assert stretches == [(0, range(2)), (1, range(4)), (0, range(2, 4))]
+    plan = build("1f1b", 2, 2)
+    stretches = [located(plan, stretch) for stretch in Replay(plan)]
+    assert stretches == [[(0, 0), (0, 1)], [(1, 0), (1, 1), (1, 2), (1, 3)], [(0, 2), (0, 3)]]
 
 
 def test_a_plan_that_stops_tells_where_each_rank_stands_and_what_it_waits_for() -> None:
@@ -62,7 +69,7 @@ def test_a_plan_that_stops_tells_where_each_rank_stands_and_what_it_waits_for() 
 
 
 def test_a_rank_that_finished_waits_for_nothing() -> None:
-    replay = Replay(Schedule.from_text("0F0 0F1\n1F0 1B0 1B1 1F1 0B0 0B1"))
+    replay = Replay(Schedule.from_text("0F0 0F1\n1F0 1B0 1B1 1F1"))
     assert len(list(steps(replay))) == 4
     assert set(replay.missing()) == {1}
 
@@ -71,7 +78,7 @@ def test_an_overlapped_pair_waits_for_the_needs_of_both() -> None:
     plan = Schedule.from_text("0F0 0F1 0F2+0B0 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2")
     replay = Replay(plan)
     assert len(replay.needs(0, 2)) == 2  # nothing for the F of the first stage, two for the B
-    assert next(iter(replay)) == (0, range(2))
+    assert located(plan, next(iter(replay))) == [(0, 0), (0, 1)]
     assert [str(action) for action in replay.together(0, 2)] == ["0F2", "0B0"]
 
 

@@ -195,3 +195,20 @@ class Refuses:
 
 def test_what_refuses_on_its_own_is_told_in_one_line() -> None:
     assert "I stay" in refusal("loss_fn", Refuses())
+
+
+def test_tensors_in_one_memory_arrive_in_one() -> None:
+    layer = Layer()
+    layer.register_buffer("view", layer.weight.detach()[1:])
+    layer.other = torch.arange(6, dtype=torch.int16).view(2, 3).t()
+    layer.empty, layer.twice = torch.zeros(0), layer.other[0]
+    (came,) = sent(layer)
+    came.weight.data.fill_(7)
+    came.other.zero_()
+    assert came.view.tolist() == [7, 7]
+    assert came.twice.tolist() == [0, 0]
+    assert (layer.view.tolist(), layer.other.tolist()) == ([1, 2], [[0, 3], [1, 4], [2, 5]])
+    assert came.empty.shape == (0,)
+    for one in (came, layer):  # the memory may grow, as any other
+        one.empty.resize_(5)
+        one.twice.resize_(9)

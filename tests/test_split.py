@@ -12,7 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from ppcourse.runtime.cutting import closed, cutting
+from ppcourse.runtime.cutting import closed, cuttable, cutting
 from ppcourse.runtime.meter import LiveBytes
 from ppcourse.runtime.split import SplitError, Splitter
 
@@ -632,3 +632,26 @@ def test_calls_are_cut_in_here_only() -> None:
         assert type(Times.apply(FLAT.float(), layer.weight).grad_fn).__name__ == "TimesBackward"
     assert type(layer(FLAT.float()).grad_fn).__name__ == "AddmmBackward0"
     assert autograd.Function.__dict__["apply"].__func__.__module__ == "torch.autograd.function"
+
+
+def test_between_the_cuts_of_a_step_custom_functions_are_as_ever() -> None:
+    layer = nn.Linear(8, 8)
+    with cuttable():
+        own = autograd.Function.__dict__["apply"]
+        for _ in range(2):
+            with cutting(Splitter()):
+                gated = Times.apply(FLAT.float(), layer.weight).grad_fn.next_functions[1][0]
+                assert autograd.Function.__dict__["apply"] is own  # changed once, not for every cut
+            assert type(gated).__name__ == "_GateBackward"
+            plain = Times.apply(FLAT.float(), layer.weight).grad_fn.next_functions[1][0]
+            assert type(plain).__name__ == "AccumulateGrad"
+    assert autograd.Function.__dict__["apply"].__func__.__module__ == "torch.autograd.function"
+
+
+def test_a_cut_that_fails_is_over() -> None:
+    layer = nn.Linear(8, 8)
+    with cuttable():
+        with pytest.raises(ValueError, match="on the way"), cutting(Splitter()):
+            raise ValueError("on the way")
+        plain = Times.apply(FLAT.float(), layer.weight).grad_fn.next_functions[1][0]
+        assert type(plain).__name__ == "AccumulateGrad"

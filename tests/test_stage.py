@@ -126,16 +126,17 @@ def test_a_layer_may_stand_twice_in_a_stage(layer: Callable[[], nn.Module], spli
 
 
 class Counts(nn.Module):
-    """Counts how often it runs, in a buffer and in a number."""
+    """Counts microbatches in a buffer and in a number, and how often it runs in a list, which nobody puts back."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-        self.runs = 0
+        self.calls, self.runs = 0, list[int]()
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen = self.seen + 1  # a new tensor, and not a new value
-        self.runs += 1
+        self.calls += 1
+        self.runs.append(self.calls)
         return x
 
 
@@ -146,7 +147,8 @@ def test_statistics_count_each_microbatch_once(split: bool, recompute: bool) -> 
     assert layers[2].seen == layers[1].num_batches_tracked == 3
     for got, wanted in zip(layers.buffers(), expected.buffers(), strict=True):
         assert torch.equal(got, wanted)
-    assert layers[2].runs == (6 if recompute else 3)
+    assert layers[2].calls == 3
+    assert sorted(layers[2].runs) == ([1, 1, 2, 2, 3, 3] if recompute else [1, 2, 3])
 
 
 @every_way

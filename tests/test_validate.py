@@ -1,5 +1,6 @@
 """Is a plan legal? Each rule by its code and its sentence; the verdict against a brute-force execution."""
 
+import pickle
 import random
 import time
 from collections import Counter
@@ -91,6 +92,22 @@ def test_a_stage_or_microbatch_that_the_plan_does_not_have_is_out_of_range(actio
     wrong = replace(plan, rows=((*plan.rows[0], action), plan.rows[1]))
     sentence = f"Rank 0 runs {action}, but the plan has stages 0 to 1 and microbatches 0 to 2."
     assert [tuple(violation) for violation in validate(wrong)] == [("out-of-range", 0, 6, sentence)]
+
+
+def test_an_op_that_there_is_not_is_out_of_range() -> None:
+    plan = build("gpipe", 1, 1)
+    wrong = replace(plan, rows=((*plan.rows[0], Action(0, "X", 0)),))  # type: ignore[arg-type]
+    sentence = "Rank 0 runs 0X0, but an op is one of F, B, I, W."
+    assert [tuple(violation) for violation in validate(wrong)] == [("out-of-range", 0, 2, sentence)]
+
+
+def test_what_was_found_out_about_a_plan_is_no_load_when_it_is_sent() -> None:
+    plan = build("1f1b", 4, 32)
+    light = len(pickle.dumps(plan))
+    check(plan)
+    sent = pickle.loads(pickle.dumps(plan))
+    assert len(pickle.dumps(plan)) < 1.5 * light
+    assert simulate(sent).spans == simulate(plan).spans
 
 
 def test_all_that_is_out_of_place_is_told_at_once() -> None:

@@ -3,6 +3,7 @@
 Layers that tests define travel by value, like those of a notebook's cell (`by_value(__name__)`).
 """
 
+import copy
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import ppcourse as pp
 from ppcourse.runtime import ranks, session
 
 SCHEDULES = ("naive", "gpipe", "1f1b")
@@ -88,6 +90,47 @@ def assert_same(result: Any, expected: Any) -> None:
         assert (got is None) == (grad is None), f"{name}: {got} instead of {grad}"
         if grad is not None:
             torch.testing.assert_close(got, grad, rtol=1e-10, atol=1e-13, msg=lambda text, name=name: f"{name}: {text}")
+
+
+class Does(nn.Module):
+    """A layer that does `work(layer, x)` and has these parts."""
+
+    def __init__(self, work: Callable[[Any, Any], Any], **parts: nn.Module) -> None:
+        super().__init__()
+        self.work = work
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Any) -> Any:
+        return self.work(self, x)
+
+
+def linear(rows: int, columns: int) -> nn.Linear:
+    """Of these sizes, always the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rows + 10 * columns)
+        return nn.Linear(rows, columns).double()
+
+
+def plain(layers: list[nn.Module], inputs: Tensor, targets: Tensor, m: int = 1) -> tuple[float, dict[str, Any]]:
+    """Loss and gradients of `m` microbatches one by one, by PyTorch alone."""
+    model, total = copy.deepcopy(nn.Sequential(*layers)), 0.0
+    for x, y in zip(inputs.tensor_split(m), targets.tensor_split(m), strict=True):
+        loss = F.cross_entropy(model(x.clone()), y) * len(x) / len(inputs)
+        loss.backward()
+        total += float(loss.detach())
+    return total, {name: weight.grad for name, weight in model.named_parameters()}
+
+
+def assert_as_plain(plan: pp.Schedule, layers: list[nn.Module], m: int = 1, **options: Any) -> None:
+    """A run gives what PyTorch gives in one process, microbatch by microbatch."""
+    inputs, targets = rows_of(8)
+    result = pp.run(plan, copy.deepcopy(layers), inputs, targets, loss_fn=F.cross_entropy, **options)
+    loss, grads = plain(layers, inputs, targets, m)
+    assert result.loss == pytest.approx(loss, rel=1e-12)
+    assert list(result.grads) == list(grads)
+    for name, grad in grads.items():
+        torch.testing.assert_close(result.grads[name], grad, rtol=1e-10, atol=1e-13)
 
 
 def pids_of(num_ranks: int) -> list[int]:

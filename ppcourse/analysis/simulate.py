@@ -6,13 +6,13 @@ from itertools import chain, repeat
 from numbers import Integral, Real
 
 from ppcourse.analysis.timeline import Span, Timeline
-from ppcourse.schedules.action import Action, Op
+from ppcourse.schedules.action import Op
 from ppcourse.schedules.bulk import collector_paused
-from ppcourse.schedules.channels import outgoing
+from ppcourse.schedules.channels import ways
 from ppcourse.schedules.costs import Costs
-from ppcourse.schedules.dependencies import Numbering
 from ppcourse.schedules.schedule import Schedule
 from ppcourse.schedules.validate import check, order_of
+from ppcourse.schedules.waits import NOBODY, waits_of
 
 
 def simulate(plan: Schedule, costs: Costs | None = None, *, jitter: float = 0.0, seed: int = 0) -> Timeline:
@@ -38,68 +38,60 @@ def simulate(plan: Schedule, costs: Costs | None = None, *, jitter: float = 0.0,
         raise ValueError(f"seed is {seed!r}; it must be a whole number, so that equal calls give equal delays.")
     check(plan)
     costs = costs or Costs()
-    starts: list[list[float]] = [[] for _ in plan.rows]
-    ends: list[list[float]] = [[] for _ in plan.rows]
     with collector_paused():
-        _execute(plan, _Durations(plan, costs, jitter, int(seed)), _Post(plan, costs), starts, ends)
+        starts, ends = _execute(plan, _Durations(plan, costs, jitter, int(seed)), _Post(plan, costs))
         # the loops of the standard library, which make a million spans in a third of the time of ours
-        rows = (zip(repeat(rank), row, starts[rank], ends[rank]) for rank, row in enumerate(plan.rows))
+        places = ((rank, slice(row.start, row.stop)) for rank, row in enumerate(waits_of(plan).rows))
+        rows = (zip(repeat(rank), plan.rows[rank], starts[at], ends[at], strict=False) for rank, at in places)
         spans = tuple(map(tuple.__new__, repeat(Span), chain.from_iterable(rows)))
     return Timeline(plan.name, plan.num_ranks, spans)
 
 
-def _execute(
-    plan: Schedule, lasts: "_Durations", post: "_Post", starts: list[list[float]], ends: list[list[float]]
-) -> None:
-    """Fill in when each action starts and ends, rank by rank and position by position."""
-    numbering = Numbering(plan.num_stages, plan.num_microbatches)
-    bases, single = numbering.bases, lasts.single
-    late, hops = lasts.late is not None, not post.free
-    arrived = [0.0] * numbering.room
-    free = [0.0] * plan.num_ranks
-    all_pairs = plan.pairs
-    for rank, stretch in order_of(plan):
-        row, pairs, end = plan.rows[rank], all_pairs[rank], free[rank]
-        starts_here, ends_here = starts[rank].append, ends[rank].append
-        joined = False
-        for position in stretch:
-            stage, op, i = row[position]
-            _, across, leaves = bases[op][stage]
-            if joined:  # the B of a pair starts and ends with its F
-                joined = False
-            else:
-                start = arrived[across + i]
-                if start < end:
-                    start = end
-                if pairs and position in pairs:
-                    other, joined = row[position + 1], True
-                    start = max(start, arrived[bases[other.op][other.stage].across + other.microbatch])
-                    end = start + lasts.pair(row[position], other)
-                else:
-                    end = start + (lasts.delayed(row[position]) if late else single[op][stage])
-            starts_here(start)
-            ends_here(end)
-            arrived[leaves + i] = post.arrival(row[position], end) if hops else end
-        free[rank] = end
+def _execute(plan: Schedule, lasts: "_Durations", post: "_Post") -> tuple[list[float], list[float]]:
+    """When each action starts and ends, by its place (see Waits). Where a rank begins, that is 0."""
+    waits, hops, alone, pairs = waits_of(plan), not post.free, lasts.alone, lasts.pairs
+    starts, ends = [0.0] * (waits.never + 1), [0.0] * (waits.never + 1)
+    maker, arrived = (post.sender, ends.copy()) if hops else (waits.maker, ends)
+    for place in chain.from_iterable(order_of(plan)):
+        start, before = arrived[maker[place]], ends[place - 1]
+        if start < before:
+            start = before
+        end = start + alone[place]
+        if pairs:
+            if place in pairs:
+                start = max(start, arrived[maker[place + 1]])
+                end = start + pairs[place]
+            elif place - 1 in pairs:  # the B of a pair starts and ends with its F
+                start, end = starts[place - 1], before
+        starts[place] = start
+        ends[place] = end
+        if hops:
+            arrived[place] = post.arrival(place, end)
+    return starts, ends
 
 
 class _Durations:
-    """How long an action lasts, alone and in an overlapped pair, delays included."""
+    """How long actions last, by place, delays included.
+
+    alone   each action by itself
+    pairs   an overlapped pair, by the place of its F
+    """
 
     def __init__(self, plan: Schedule, costs: Costs, jitter: float, seed: int) -> None:
-        self.single, self.overlap = costs.durations(plan.num_stages), costs.overlaps(plan.num_stages)
-        self.late = _delays(plan, self.single, jitter, seed) if jitter else None
-
-    def delayed(self, action: Action) -> float:
-        stage, op, i = action
-        return self.single[op][stage] + (self.late[op][stage][i] if self.late else 0.0)
-
-    def pair(self, forward: Action, backward: Action) -> float:
-        both = self.delayed(forward) + self.delayed(backward)
-        if self.overlap is None:
-            return both
-        alone = self.single[Op.F][forward.stage] + self.single[Op.B][backward.stage]
-        return self.overlap[forward.stage] + both - alone
+        waits, self.pairs = waits_of(plan), dict[int, float]()
+        single, overlap = costs.durations(plan.num_stages), costs.overlaps(plan.num_stages)
+        self.alone = list(map([single[lane.op][lane.stage] for lane in waits.lanes].__getitem__, waits.lane))
+        if jitter:
+            late = _delays(plan, single, jitter, seed)
+            for at, row in zip(waits.rows, plan.rows, strict=True):
+                for place, (stage, op, i) in zip(at, row, strict=True):
+                    self.alone[place] += late[op][stage][i]
+        for rank, position in plan.overlapped:
+            place, (forward, backward) = waits.rows[rank][position], plan.rows[rank][position : position + 2]
+            both = self.alone[place] + self.alone[place + 1]
+            if overlap is not None:
+                both = overlap[forward.stage] + both - (single[Op.F][forward.stage] + single[Op.B][backward.stage])
+            self.pairs[place] = both
 
 
 def _delays(
@@ -117,28 +109,32 @@ def _delays(
 
 
 class _Post:
-    """When what an action leaves behind has arrived where it is needed."""
+    """When what an action leaves behind has arrived where it is needed.
+
+    free     nothing takes any time on its way
+    sender   by place, that of the maker of what comes from another rank; NOBODY if nothing does
+    """
 
     def __init__(self, plan: Schedule, costs: Costs) -> None:
-        self.comm, self.turn = costs.comm, plan.placement.turn if plan.placement.opposite else plan.num_microbatches
-        self.ways = [self._ways(plan, 0), self._ways(plan, plan.num_microbatches - 1)]
-        self.queues = bool(costs.bandwidth)
+        self.comm, self.queues = costs.comm, bool(costs.bandwidth)
         self.free = not (self.queues or self.comm)
-        self.transfers = costs.transfers(plan.num_stages)
+        if self.free:
+            return
+        self.waits = waits = waits_of(plan)
+        self.sends, uses = ways(waits)
+        self.sender = [place if uses[n] else NOBODY for n, place in zip(waits.lane, waits.maker, strict=False)]
+        sizes = costs.transfers(plan.num_stages)
+        # a gradient is as large as what the stage before handed on
+        self.takes = [sizes[lane.stage if lane.op is Op.F else lane.stage - 1] for lane in waits.lanes]
         self.busy: dict[tuple[int, int], float] = {}  # until when the way from a rank to another is taken
 
-    def arrival(self, action: Action, end: float) -> float:
+    def arrival(self, place: int, end: float) -> float:
         """To be asked in the order in which each rank sends: messages from a rank to another do not overtake."""
-        stage, op, i = action
-        way = self.ways[i >= self.turn][op][stage]
-        if way is None:
+        lane = self.waits.lane[place]
+        channel = self.sends[lane]
+        if channel is None:
             return end
         if self.queues:
-            sent = max(end, self.busy.get(way, 0.0))
-            end = self.busy[way] = sent + self.transfers[stage if op is Op.F else stage - 1]
+            way = channel[:2]
+            end = self.busy[way] = max(end, self.busy.get(way, 0.0)) + self.takes[lane]
         return end + self.comm
-
-    def _ways(self, plan: Schedule, microbatch: int) -> dict[Op, list[tuple[int, int] | None]]:
-        """(source, destination) of what each op leaves behind at each stage; None where it stays on its rank."""
-        messages = {op: [outgoing(plan, Action(s, op, microbatch)) for s in range(plan.num_stages)] for op in Op}
-        return {op: [message and message.channel[:2] for message in row] for op, row in messages.items()}

@@ -1,7 +1,8 @@
 """A batch and its microbatches."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ppcourse.runtime.extras import Whole
-from ppcourse.runtime.stage import End, tensors_of
+from ppcourse.runtime.handed_on import tensors_of
+from ppcourse.runtime.stage import End
 
 
 class Batch(NamedTuple):
@@ -47,6 +49,13 @@ def split(value: Any, m: int, rows: int) -> list[Any]:
         return torch.tensor_split(leaf, m)[i].clone()  # a view would take the whole batch to its rank
 
     return [tree_map(lambda leaf, i=i: part(leaf, i), value) for i in range(m)]
+
+
+def whole_of(parts: Iterable[Any]) -> list[Tensor]:
+    """The tensors that more than one of the microbatches' parts have: those that were not split."""
+    every = [tensor for part in parts for tensor in {id(x): x for x in tensors_of(part)}.values()]
+    counts = Counter(map(id, every))
+    return list({id(tensor): tensor for tensor in every if counts[id(tensor)] > 1}.values())
 
 
 def split_batch(inputs: Any, targets: Any, m: int) -> tuple[list[Any], list[Any]]:

@@ -1,31 +1,64 @@
-"""Running a layer again without a trace in its buffers: statistics count each microbatch once."""
+"""What layers keep from one forward to the next, so that each microbatch counts once, and for its own graph only.
 
-from collections.abc import Iterable, Iterator
+That is their buffers, and their attributes that are tensors or numbers. What lies in lists or objects is not seen.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-Buffers: TypeAlias = dict[tuple[nn.Module, str], Tensor | None]
-"""{(module, name): a buffer's value}"""
+from ppcourse.runtime.together import copied, memory_of
+
+Buffers: TypeAlias = dict[tuple[nn.Module, str], Any]
+"""{(module, name): the value of a buffer or attribute}"""
+
+NUMBERS = (bool, int, float, complex, type(None))
+OF_ALL_MODULES = frozenset(vars(nn.Module()))
+
+
+class Renewed:
+    """What lets a forward write into tensors that the graphs of other microbatches have saved: it finds new ones, with
+    the same values. Only those that a forward before has written into; the others stay where they are."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = modules
+        self._written: set[tuple[nn.Module, str]] = set()
+
+    @contextmanager
+    def for_one(self) -> Iterator[None]:
+        """In here a forward runs and keeps a graph."""
+        _put(_copied({key: value for key in self._written if _is_data(value := _value(*key))}))
+        before = {key: (value, value._version) for key, value in _all(self._modules).items() if _is_data(value)}
+        yield
+        written = [value for value, version in before.values() if value._version != version]
+        if written:  # and their views, whose own versions do not say so
+            there = memory_of(written)
+            self._written |= {key for key, (value, _) in before.items() if memory_of([value]) <= there}
+
+
+def tensors_kept(modules: Iterable[nn.Module]) -> list[Tensor]:
+    return [value for value in _all(modules).values() if isinstance(value, Tensor)]
 
 
 def copies(modules: Iterable[nn.Module]) -> Buffers:
-    """The buffers' values as they are now."""
-    return {(m, name): b if b is None else b.clone() for m in modules for name, b in m._buffers.items()}
+    """The values as they are now."""
+    return _copied(_all(modules))
 
 
 def changed(before: Buffers) -> Buffers:
-    """Those of the values that the buffers no longer have."""
-    return {(m, name): old for (m, name), old in before.items() if not _same(old, m._buffers.get(name))}
+    """Those of the values that are no longer there."""
+    return {key: old for key, old in before.items() if not _same(old, _value(*key))}
 
 
 @contextmanager
 def as_before(buffers: Buffers) -> Iterator[None]:
-    """In here the buffers have these values once more; afterwards, whatever is done to them, those of now."""
+    """In here these values are there once more; afterwards, whatever is done to them, those of now."""
     # other tensors and not other values: the graphs of other microbatches may have saved those of now
-    now = {(module, name): module._buffers.get(name) for module, name in buffers}
+    now = {key: _value(*key) for key in buffers}
     _put(buffers)
     try:
         yield
@@ -33,12 +66,35 @@ def as_before(buffers: Buffers) -> Iterator[None]:
         _put(now)
 
 
+def _all(modules: Iterable[nn.Module]) -> Buffers:
+    found: Buffers = {}
+    for module in modules:
+        found |= {(module, name): buffer for name, buffer in module._buffers.items()}
+        for name, value in vars(module).items():
+            if name not in OF_ALL_MODULES and (isinstance(value, Tensor) or type(value) in NUMBERS):
+                found[module, name] = value
+    return found
+
+
+def _value(module: nn.Module, name: str) -> Any:
+    return module._buffers[name] if name in module._buffers else vars(module).get(name)
+
+
+def _copied(buffers: Buffers) -> Buffers:
+    return dict(zip(buffers, copied(list(buffers.values())), strict=True))
+
+
+def _is_data(value: Any) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and not (is_lazy(value) or value.requires_grad or value.is_inference())
+
+
 def _put(buffers: Buffers) -> None:
     for (module, name), value in buffers.items():
-        module._buffers[name] = value
+        place = module._buffers if name in module._buffers else vars(module)
+        place[name] = value
 
 
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one.dtype == other.dtype and torch.equal(one, other)
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return one is other or (type(one) is type(other) and type(one) in NUMBERS and bool(one == other))

@@ -42,8 +42,22 @@ def cutting(splitter: Splitter, modules: Iterable[nn.Module] = ()) -> Iterator[N
     """While on, calls are cut, and custom autograd functions gated. `modules`: those that have buffers."""
     for module in modules:
         mark_fixed(module._buffers)
-    apply = classmethod(lambda cls, *args, **kwargs: _custom(splitter, cls, args, kwargs))
-    with patch.object(autograd.Function, "apply", apply), _uncompiled(), _CutAtWeights(splitter):
+    with cuttable(), _CutAtWeights(splitter):
+        _gating.append(splitter)
+        try:
+            yield
+        finally:
+            _gating.pop()
+
+
+@contextmanager
+def cuttable() -> Iterator[None]:
+    """Let cuts see custom autograd functions and compiled layers. A cut does so itself, and around many it is quicker:
+    to change the class of all autograd functions takes as long as a cut."""
+    if autograd.Function.__dict__["apply"] is _SEEN:
+        yield
+        return
+    with patch.object(autograd.Function, "apply", _SEEN), _uncompiled():
         yield
 
 
@@ -128,14 +142,21 @@ class _CutAtWeights(TorchFunctionMode):
         return _swap(value, dict(zip(map(id, results), joined, strict=True)))
 
 
-def _custom(splitter: Splitter, function: type[autograd.Function], args: Any, kwargs: Any) -> Any:
+def _custom(function: type[autograd.Function], *args: Any, **kwargs: Any) -> Any:
     """What a custom autograd function returns."""
-    tensors = list(tensors_in([args, kwargs]))
+    if not _gating:
+        return APPLY(function, *args, **kwargs)
+    tensors, splitter = list(tensors_in([args, kwargs])), _gating[-1]
     if function is CheckpointFunction and any(x.requires_grad for x in tensors):
         run, preserve, *given = args  # as it is, this kind of checkpoint would run the weights' backward inside I
         return checkpoint(run, *given, use_reentrant=False, preserve_rng_state=preserve)
     gates = _gates(splitter, tensors)
     return APPLY(function, *_swap(args, gates), **_swap(kwargs, gates))
+
+
+_SEEN = classmethod(_custom)
+_gating: list[Splitter] = []
+"""Of the cuts that are on, the innermost last."""
 
 
 def _gates(splitter: Splitter, tensors: Iterable[Tensor]) -> dict[int, Tensor]:

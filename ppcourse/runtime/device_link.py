@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_map
 
 from ppcourse.runtime.ends import Arrival
 from ppcourse.runtime.errors import LinkError
+from ppcourse.runtime.handed_on import check_crosses, tensors_of
 from ppcourse.runtime.link import Link, Parcel
-from ppcourse.runtime.stage import check_crosses, tensors_of
 from ppcourse.schedules.channels import Channel, Message, channels, incoming
 from ppcourse.schedules.schedule import Schedule
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from ppcourse.analysis.buffers import GLOO_ROOM
 from ppcourse.runtime import wire
 from ppcourse.runtime.errors import LinkError
+from ppcourse.runtime.handed_on import tensors_of
 from ppcourse.runtime.level import Level
-from ppcourse.runtime.stage import tensors_of
 from ppcourse.schedules.channels import Channel, Kind, Message, Traffic
 
 KINDS = list(Kind)

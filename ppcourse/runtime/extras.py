@@ -5,11 +5,13 @@ rank the layer lives.
 """
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+
+from ppcourse.runtime.handed_on import check_loss
 
 
 class Whole(NamedTuple):
@@ -48,16 +50,45 @@ def check_extras(extras: Any, layers: Sequence[nn.Module]) -> dict[str, Any]:
     return given
 
 
-def call(number: int, layer: nn.Module, value: Any, names: Iterable[str], extras: Mapping[str, Any]) -> Any:
-    """What the layer makes of `value` and its extras. Raises ValueError if it writes into these: others get them."""
+def call(
+    number: int,
+    layer: nn.Module,
+    value: Any,
+    names: Iterable[str],
+    extras: Mapping[str, Any],
+    whole: Iterable[Tensor] = (),
+) -> Any:
+    """What the layer makes of `value` and its extras. Raises ValueError if it writes into these: others get them.
+
+    whole   of the batch's tensors, those that several microbatches get
+    """
     given = among(names, extras)
-    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and not leaf.is_inference()]
-    versions = [tensor._version for tensor in tensors]
+    before, batch = _versions(given), _versions(whole)
     result = layer(value, **given)
-    if versions != [tensor._version for tensor in tensors]:
-        kind = f"Layer {number} ({type(layer).__name__})"
+    kind = f"Layer {number} ({type(layer).__name__})"
+    if before != _versions(given):
         raise ValueError(f"{kind} writes into an extra, which other layers and microbatches get too; let it clone().")
+    if batch != _versions(whole):
+        raise ValueError(f"{kind} writes into a part of the batch that other microbatches get too; let it clone().")
     return result
+
+
+def judge(loss_fn: Callable[[Any, Any], Any], output: Any, target: Any, whole: Iterable[Tensor] = ()) -> Tensor:
+    """The loss. Raises ValueError if the loss function writes into what other microbatches get too."""
+    before = _versions(whole)
+    loss = loss_fn(output, target)
+    check_loss(loss)
+    if before != _versions(whole):
+        raise ValueError("loss_fn writes into a part of the batch that other microbatches get too; let it clone().")
+    return loss  # type: ignore[no-any-return]
+
+
+def _versions(value: Any) -> list[int]:
+    """How often each tensor has been written into."""
+    if not value:
+        return []
+    tensors = (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and not leaf.is_inference())
+    return [tensor._version for tensor in tensors]
 
 
 def among(names: Iterable[str], extras: Mapping[str, Any]) -> dict[str, Any]:

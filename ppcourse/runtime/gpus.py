@@ -89,3 +89,12 @@ def adopt(told: dict[str, str]) -> None:
     for name in [name for name in os.environ if name.startswith(PREFIXES)]:
         del os.environ[name]
     os.environ.update(told)
+
+
+def load_all_kernels() -> None:
+    """In a rank, before CUDA starts: whatever else is asked for, load all kernels with their modules.
+
+    CUDA would load each when it is first needed, and may then wait for what runs on the GPU. An NCCL transfer runs
+    there while it waits for the other rank, which may be waiting in just that way itself: then both wait for ever.
+    """
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")

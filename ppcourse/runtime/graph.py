@@ -53,9 +53,5 @@ def aliases(inputs: Any) -> Any:
     return tree_map(lambda x: alias(x) if isinstance(x, Tensor) and x.requires_grad else x, inputs)
 
 
-def copied(value: Any) -> Any:
-    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, value)
-
-
 def can_have_gradient(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()

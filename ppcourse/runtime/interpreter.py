@@ -8,13 +8,17 @@ from typing import Any
 import torch
 
 from ppcourse.analysis.timeline import Span
+from ppcourse.runtime.batch import whole_of
 from ppcourse.runtime.board import Board, State
 from ppcourse.runtime.clock import Clock
+from ppcourse.runtime.cutting import cuttable
 from ppcourse.runtime.ends import Arrival
+from ppcourse.runtime.handed_on import as_inputs, check_crosses
 from ppcourse.runtime.lanes import Lanes
 from ppcourse.runtime.link import Link, Parcel
 from ppcourse.runtime.meter import Between, Meter
-from ppcourse.runtime.stage import End, Stage, as_inputs, check_crosses
+from ppcourse.runtime.stage import End, Stage
+from ppcourse.runtime.together import bundled, unbundled
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.channels import Kind, consumer, incoming, outgoing
 from ppcourse.schedules.schedule import Schedule
@@ -60,6 +64,8 @@ class Interpreter:
             Op.W: self.weight_grad,
         }
         self.split = {(stage, microbatch) for stage, op, microbatch in self.row if op is Op.I}
+        self.comes = {action: incoming(plan, action) for action in self.row}  # each message is known before the step
+        self.goes = {action: outgoing(plan, action) for action in self.row}
         self.pairs = plan.pairs[rank]
         self.now: Action | None = None
         self.keep_sent = False
@@ -73,12 +79,16 @@ class Interpreter:
     def run(self, inputs: dict[int, Any], ends: dict[int, End]) -> Step:
         """One step. `inputs` and `ends`: what each microbatch begins and ends with, on the ranks that need it."""
         self.inputs, self.ends, self.step = inputs, ends, Step()
+        whole = whole_of([*inputs.values(), *(end.target for end in ends.values())])
+        for stage in self.stages.values():
+            stage.whole = whole
         self.clock.begin()
         position = 0
-        while position < len(self.row):
-            together = self.row[position : position + 1 + (position in self.pairs)]
-            self._run_together(position, together)
-            position += len(together)
+        with cuttable() if self.split else nullcontext():
+            while position < len(self.row):
+                together = self.row[position : position + 1 + (position in self.pairs)]
+                self._run_together(position, together)
+                position += len(together)
         self._settle()
         self.now = None
         self._note(State.IDLE, len(self.row))
@@ -109,7 +119,8 @@ class Interpreter:
         self.lanes.join()
         end = self.clock.end(*together)
         self._send(parcels)
-        self.meter.boundary(self._between())
+        if self.meter.measures:
+            self.meter.boundary(self._between())
         self.marks.append((position, together, start, end))
         self.finished += len(together)
 
@@ -134,7 +145,7 @@ class Interpreter:
         split = (action.stage, i) in self.split
         output = self.stages[action.stage].forward(i, given, self.ends.get(i), split)
         if action.stage + 1 == self.plan.num_stages and not torch.is_grad_enabled():
-            self.step.outputs[i] = output
+            self.step.outputs[i] = self.stages[action.stage].let_go(output)
         return output
 
     def backward(self, action: Action, given: Any) -> Any:
@@ -153,10 +164,10 @@ class Interpreter:
         forward = action.op is Op.F
         if forward and action.stage == 0:
             return Arrival(self.inputs[action.microbatch], HERE)
-        if message := incoming(self.plan, action):
-            arrival = self.link.receive(message)
-            self.meter.watch(arrival.value)
-            return arrival
+        if message := self.comes[action]:
+            value, at = self.link.receive(message)
+            self.meter.watch(value)
+            return Arrival(unbundled(value), at)
         if not forward and action.stage + 1 == self.plan.num_stages:
             return Arrival(None, HERE)
         kind = Kind.ACTIVATION if forward else Kind.GRADIENT
@@ -166,21 +177,22 @@ class Interpreter:
 
     def _pack(self, action: Action, result: Any) -> Parcel | None:
         """What is to be sent to another rank; what this rank needs itself is put aside."""
-        if message := outgoing(self.plan, action):
-            return self.link.pack(message, result)
+        if message := self.goes[action]:
+            return self.link.pack(message, bundled(result) if action.op is Op.F else result)
         if user := consumer(self.plan, action):
             forward = action.op is Op.F
             key = (Kind.ACTIVATION if forward else Kind.GRADIENT, user.stage, user.microbatch)
             if forward:
                 check_crosses(result)
-            self.handed_over[key] = as_inputs(result) if forward else result
+                result = as_inputs(self.stages[action.stage].let_go(result))
+            self.handed_over[key] = result
         return None
 
     def _keep(self, action: Action, result: Any) -> None:
         place = action.stage, action.microbatch
         if action.op is not Op.F:
             self.sent.pop(place, None)
-        elif outgoing(self.plan, action):
+        elif self.goes[action]:
             self.sent[place] = result
 
     def _between(self) -> Between:

@@ -1,11 +1,12 @@
 """What a rank is told before its steps, and what it tells after each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from ppcourse.analysis.timeline import Span
+from ppcourse.runtime.autocast import Autocast, here
 from ppcourse.runtime.meter import Memory
 from ppcourse.runtime.stage import LossFunction
 from ppcourse.runtime.tracing import NO_FILES, Files
@@ -27,6 +28,7 @@ class Job:
     link      what carries messages: a sentence that begins with the link's name, as carriers.py makes it
     device    where this rank computes: "cpu", or "cuda:1"
     files     that this rank writes
+    autocast  that of where the job was made
     """
 
     plan: Schedule
@@ -43,6 +45,7 @@ class Job:
     device: str = "cpu"
     files: Files = NO_FILES
     copied: frozenset[int] = frozenset()
+    autocast: tuple[Autocast, ...] = field(default_factory=here)
 
 
 @dataclass(frozen=True)

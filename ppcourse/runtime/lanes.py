@@ -13,7 +13,7 @@ So whatever is not its partner stays in the row's order, and links and the clock
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from ppcourse.runtime.stage import tensors_of
+from ppcourse.runtime.handed_on import tensors_of
 from ppcourse.runtime.streams import Streams
 
 

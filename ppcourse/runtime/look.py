@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from ppcourse.runtime.extras import call, taken_by
-from ppcourse.runtime.stage import HandOnError, LossFunction, check_crosses, check_loss, check_output
+from ppcourse.runtime.handed_on import HandOnError, check_crosses, check_loss, check_output
+from ppcourse.runtime.stage import LossFunction
 
 
 def look(

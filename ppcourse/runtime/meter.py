@@ -68,6 +68,8 @@ class Memory(NamedTuple):
 class Meter:
     """A meter that does not measure: `with meter:` around the work of an action."""
 
+    measures = False
+
     def __enter__(self) -> None: ...
 
     def __exit__(self, *error: object) -> None: ...
@@ -101,6 +103,8 @@ class LiveBytes(Meter):
     baseline  live at the last reset
     most      by kind, at the moment between two actions at which most was held of these kinds together
     """
+
+    measures = True
 
     def __init__(self, model: nn.Module) -> None:
         self.live = self.peak = self.held = self.baseline = 0

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
+from ppcourse.runtime.handed_on import as_inputs
 from ppcourse.runtime.meter import ACTIVATIONS, KEPT_FOR_W, Between, LiveBytes
-from ppcourse.runtime.stage import End, Stage, as_inputs
+from ppcourse.runtime.stage import End, Stage
+from ppcourse.runtime.together import copied
 
 
 class Both(NamedTuple):
@@ -73,7 +74,7 @@ class Neighbours:
     def _forward(self, meter: LiveBytes) -> tuple[int, Any]:
         """Both F's: what the first one keeps and hands over, and what the second one's backward begins with."""
         meter.turn_to(self.one)
-        given = as_inputs(apart(self.given))
+        given = as_inputs(copied(self.given))
         if self.one[0]:
             meter.watch(given)
         else:
@@ -91,7 +92,7 @@ class Neighbours:
     def _back(self, meter: LiveBytes, grads: Any) -> list[Tensor | None]:
         """The second one's I."""
         meter.turn_to(self.two)
-        grads = apart(grads)
+        grads = copied(grads)
         meter.watch(grads)
         with meter:
             return self.second.input_grad(0, grads)
@@ -102,8 +103,3 @@ def _held(meter: LiveBytes, between: Between) -> tuple[int, int]:
     meter.reset()
     meter.boundary(between)
     return int(meter.most[ACTIVATIONS]), int(meter.most[KEPT_FOR_W])
-
-
-def apart(value: Any) -> Any:
-    """Tensors of their own, which require a gradient where the others do."""
-    return tree_map(lambda x: x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x, value)

@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from numbers import Integral, Real
 from typing import Any, TypeAlias
 
@@ -12,6 +13,7 @@ from torch import nn
 from ppcourse.analysis.partition import partition as partition_layers
 from ppcourse.runtime.carriers import choose
 from ppcourse.runtime.shipping import check_travels, weights_in
+from ppcourse.runtime.together import groups, overlap
 from ppcourse.runtime.training import Tie
 from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.costs import Costs
@@ -145,10 +147,15 @@ def cut(plan: Schedule, model: Model, partition: str | Sequence[int]) -> Cut:
     layers = layers_of(model)
     numbered = iter(enumerate(layers))
     stages = tuple(dict(next(numbered) for _ in range(size)) for size in sizes_of(partition, layers, plan.num_stages))
+    return Cut(plan, stages, aliases_of(layers))
+
+
+def aliases_of(layers: Sequence[nn.Module]) -> dict[str, tuple[str, ...]]:
+    """For each weight, by its first name, all the names it has."""
     names: dict[int, list[str]] = defaultdict(list)
     for name, weight in nn.Sequential(*layers).named_parameters(remove_duplicate=False):
         names[id(weight)].append(name)
-    return Cut(plan, stages, {group[0]: tuple(group) for group in names.values()})
+    return {group[0]: tuple(group) for group in names.values()}
 
 
 def check_weights(cut: Cut, loss_fn: Callable[..., Any] | None) -> None:
@@ -166,6 +173,20 @@ def check_weights(cut: Cut, loss_fn: Callable[..., Any] | None) -> None:
     own = {id(weight) for weight in loss_fn.parameters()} if isinstance(loss_fn, nn.Module) else set()
     if loss_fn is not None and set(weights_in(loss_fn)) - own:
         raise ValueError("loss_fn reaches weights of the model; it must depend on outputs and targets alone.")
+
+
+def check_memory(cut: Cut) -> None:
+    """Raise ValueError if weights that lie in one memory, and are not one, live on different ranks: there each would
+    have memory of its own, and train on its own."""
+    names = {id(cut._weight(name)): name for name in cut.aliases}
+    for group in groups([cut._weight(name) for name in cut.aliases]):
+        for one, other in combinations(group, 2):
+            first, second = names[id(one)], names[id(other)]
+            if cut._holders(first) != cut._holders(second) and overlap(one, other):
+                raise ValueError(
+                    f"The weights {first} and {second} lie in one memory, but are two that live on different ranks;"
+                    " make them one parameter, which both layers have."
+                )
 
 
 def check_all_travel(cut: Cut, jobs: Sequence[Any]) -> None:

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from ppcourse.analysis.timeline import Span, Timeline
+from ppcourse.runtime.autocast import outside
 from ppcourse.runtime.batch import ends_of, reduction_of, split_batch, split_extras
-from ppcourse.runtime.extras import call, check_extras, taken_by
+from ppcourse.runtime.extras import call, check_extras, judge, taken_by
 from ppcourse.runtime.meter import Between, Meter, meter_of
 from ppcourse.runtime.prepare import Model, check_count, check_function, layers_of
 from ppcourse.runtime.result import Result, bytes_of
-from ppcourse.runtime.stage import End, LossFunction, check_loss, seed_for
+from ppcourse.runtime.sparse import joined, parted
+from ppcourse.runtime.stage import End, LossFunction, seed_for
+from ppcourse.runtime.together import copied
 from ppcourse.schedules.action import Action, Op
 
 
@@ -48,8 +51,9 @@ def reference_step(
     meter.leave_out((xs, ys, more))
     meter.reset()
     spans, total, zero = [], 0.0, time.perf_counter()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
         for i, (x, end) in enumerate(zip(xs, ends_of(ys, kind, weight), strict=True)):
+            x, end = copied((x, end))  # what is not split, every microbatch and the caller have too
             meter.turn_to((0, i))
             began = time.perf_counter() - zero
             with meter:
@@ -58,13 +62,14 @@ def reference_step(
             meter.boundary(Between(stashed=[(0, i)]))
             with meter:
                 if loss.requires_grad:
-                    torch.autograd.backward(loss)
+                    with outside():
+                        torch.autograd.backward(loss)
             total += float(loss.detach().double())
             del loss
             meter.boundary()
             spans += [Span(0, Action(0, Op.F, i), began, between)]
             spans += [Span(0, Action(0, Op.B, i), between, time.perf_counter() - zero)]
-    grads = {name: weight.grad for name, weight in whole.named_parameters()}
+    grads = {name: joined(parted(weight.grad)) for name, weight in whole.named_parameters()}
     timeline = Timeline("reference", 1, tuple(spans), "measured")
     measured = meter.memory()
     found = bytes_of("reference", [measured and measured.with_link((0, 0))])  # nobody to send to
@@ -85,6 +90,5 @@ def _loss(
     for number, layer in enumerate(whole):
         seed_for(seed, 0, number, i)
         x = call(number, layer, x, takes[number], extras)
-    loss = loss_fn(x, end.target)
-    check_loss(loss)
+    loss = judge(loss_fn, x, end.target)
     return loss * end.scale if end.scale else torch.zeros_like(loss.detach())  # as a stage does

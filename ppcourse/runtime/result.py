@@ -55,12 +55,13 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Training:
-    """Some steps.
+    """Some steps, those behind the checkpoint that they went on from included.
 
     losses, norms    one a step: the loss, and the norm of all gradients before clipping
     step_times       seconds from the first action of each step to the last
     state_dict       the trained weights and buffers, for nn.Sequential(*layers).load_state_dict
-    timeline, peak_in_flight, ledger, bytes, messages: as in Result, of the last step
+    timeline, peak_in_flight, ledger, bytes, messages: as in Result, of the last step; empty if a checkpoint
+                     had them all
     """
 
     losses: Sequence[float]

@@ -23,9 +23,11 @@ from torch import Tensor, nn
 
 from ppcourse.analysis.sharing import Turn
 from ppcourse.runtime import wire
+from ppcourse.runtime.handed_on import as_inputs, tensors_of
 from ppcourse.runtime.meter import ACTIVATIONS, KEPT_FOR_W, Between, LiveBytes
-from ppcourse.runtime.neighbours import Both, Neighbours, apart
-from ppcourse.runtime.stage import End, LossFunction, Stage, as_inputs, tensors_of
+from ppcourse.runtime.neighbours import Both, Neighbours
+from ppcourse.runtime.stage import End, LossFunction, Stage
+from ppcourse.runtime.together import bundled, copied
 
 MOST_ROUNDS = 50
 
@@ -58,8 +60,8 @@ class Rounds:
         for layer in layers:
             layer.zero_grad(set_to_none=True)
         self.layers, self.loss_fn, self.extras, self.seed = layers, loss_fn, extras, seed
-        self.inputs = apart(inputs)  # of their own, and not a part of the batch
-        self.end = None if loss_fn is None else End(apart(targets), 1.0)
+        self.inputs = copied(inputs)  # of their own, and not a part of the batch
+        self.end = None if loss_fn is None else End(copied(targets), 1.0)
 
     def times(self, budget: float) -> tuple[list[tuple[float, float, float]], int]:
         """For each layer the medians of F, I and W, seconds of CPU time, and of how many rounds; one more warms up."""
@@ -136,22 +138,22 @@ class Rounds:
         """What a stage keeps, and the gradients of what it was given."""
         owner, meter = (number, 0), LiveBytes(nn.ModuleList(stage.layers.values()))
         meter.turn_to(owner)
-        given = as_inputs(apart(given))
+        given = as_inputs(copied(given))
         if number:
             meter.watch(given)
         meter.leave_out((self.end, self.extras, None if number else given))
         with meter:
             output = stage.forward(0, given, self.end if last else None, split=True)
         grads = self._first_gradients(output) if last else grads
-        boundary, messages = _nbytes(tensors_of(output)), (0, 0) if last else _messages(output)
+        boundary, messages = _nbytes(tensors_of(bundled(output))), (0, 0) if last else _messages(output)
         del given, output
         meter.boundary(Between(stashed=[owner]))
         stashed = meter.most[ACTIVATIONS]
-        grads = apart(grads)
+        grads = copied(grads)
         meter.watch(grads)
         with meter:
             found = stage.input_grad(0, grads)
-        back = apart(found)
+        back = copied(found)
         del grads, found
         meter.reset()
         meter.boundary(Between(owed=[owner]))
@@ -185,9 +187,9 @@ def _always(value: Any, *_: Any) -> Any:
 
 def _messages(output: Any) -> tuple[int, int]:
     """Bytes of a message beside its tensors, and of the message with their gradients."""
-    grads = [torch.empty_like(x) if x.requires_grad else None for x in tensors_of(output)]
+    message, grads = bundled(output), [torch.empty_like(x) if x.requires_grad else None for x in tensors_of(output)]
     try:
-        return wire.pack(output).numel() - _nbytes(tensors_of(output)), wire.pack(grads).numel()
+        return wire.pack(message).numel() - _nbytes(tensors_of(message)), wire.pack(grads).numel()
     except TypeError:  # cannot cross, and need not, inside a stage
         return 0, _nbytes(tensors_of(output))
 

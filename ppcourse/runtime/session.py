@@ -16,6 +16,7 @@ from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.prepare import Cut, check_all_travel
 from ppcourse.runtime.ranks import START_TIMEOUT, Pool, done_with, in_use, pool_of
 from ppcourse.runtime.shipping import order
+from ppcourse.runtime.sparse import joined, total
 from ppcourse.runtime.stage import End
 from ppcourse.schedules.fewer import fewer
 from ppcourse.schedules.schedule import Schedule
@@ -55,14 +56,15 @@ class Session:
         homes = [set(self.plan.placement.homes(i)) for i in range(len(batch.extras))]
         return {i: among(names, extras) for i, extras in enumerate(batch.extras) if rank in homes[i]}
 
-    def ask(self, name: str) -> list[Any]:
-        """The same order to every rank."""
-        return self.pool.call([order(name)] * self.pool.num_ranks, self.plan, self.timeout)
+    def ask(self, name: str, *arguments: Any, patience: float | None = None) -> list[Any]:
+        """The same order to every rank; `patience` takes the place of the timeout."""
+        orders = [order(name, *arguments)] * self.pool.num_ranks
+        return self.pool.call(orders, self.plan, patience or self.timeout)
 
     def timeline(self, reports: Sequence[Report]) -> Timeline:
-        """All ranks' spans on one clock that starts with the first of them."""
+        """All ranks' spans on one clock that starts with the first of them; empty if there was no step."""
         spans = [span for report in reports for span in report.spans]
-        zero = min(span.start for span in spans)
+        zero = min((span.start for span in spans), default=0.0)
         moved = tuple(Span(s.rank, s.action, s.start - zero, s.end - zero) for s in spans)
         return Timeline(self.cut.plan.name, self.pool.num_ranks, moved, "paced" if self.paced else "measured")
 
@@ -131,7 +133,6 @@ def _show(pool: Pool) -> None:
         print(said, file=sys.stdout, flush=True)
 
 
-def _sum_of_copies(by_rank: Sequence[dict[str, Tensor | None]], aliases: Sequence[str]) -> Tensor | None:
-    copies = (next((grads[name] for name in aliases if name in grads), None) for grads in by_rank)
-    found = [copy for copy in copies if copy is not None]
-    return None if not found else sum(found[1:], start=found[0])
+def _sum_of_copies(by_rank: Sequence[dict[str, Any]], aliases: Sequence[str]) -> Tensor | None:
+    copies = (joined(next((grads[name] for name in aliases if name in grads), None)) for grads in by_rank)
+    return total([copy for copy in copies if copy is not None])

@@ -24,9 +24,9 @@ from ppcourse.runtime.crates import Crate, Crates
 from ppcourse.runtime.ends import KINDS, Arrival, check_place, place_of
 from ppcourse.runtime.errors import LinkError
 from ppcourse.runtime.going import FILE, NO_CRATE, NOTE, Afloat, Going, Sender
+from ppcourse.runtime.handed_on import tensors_of
 from ppcourse.runtime.level import Level
 from ppcourse.runtime.link import Parcel
-from ppcourse.runtime.stage import tensors_of
 from ppcourse.schedules.channels import Channel, Message, channels
 from ppcourse.schedules.schedule import Schedule
 

@@ -1,5 +1,6 @@
 """What a learner defines in a cell travels to the ranks by value, with the lines that tracebacks show."""
 
+import ctypes
 import inspect
 import io
 import linecache
@@ -17,10 +18,16 @@ from torch import Tensor, nn
 
 
 class Shipper(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, but code keeps the name of its file (cloudpickle 3.1 drops it), and open files do not travel."""
+    """cloudpickle, but code keeps the name of its file (cloudpickle 3.1 drops it), open files do not travel, and
+    tensors in one memory, a weight and a view of it, arrive in one."""
 
     def __init__(self, file: io.BytesIO) -> None:
-        own = {types.CodeType: self._code, io.TextIOWrapper: _refuse}
+        own = {
+            types.CodeType: self._code,
+            io.TextIOWrapper: _refuse,
+            torch.storage.TypedStorage: _typed,
+            torch.UntypedStorage: _untyped,
+        }
         self.dispatch_table = ChainMap(own, cloudpickle.Pickler.dispatch_table)
         self.files: set[str] = set()
         super().__init__(file)  # looks for dispatch_table, so it comes last
@@ -115,6 +122,30 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
 
 def _code_with_filename(parts: tuple[Any, ...], filename: str) -> types.CodeType:
     return types.CodeType(*parts).replace(co_filename=filename)
+
+
+def _typed(storage: torch.storage.TypedStorage) -> tuple[Any, ...]:
+    return _typed_storage, (storage._untyped_storage, storage.dtype)
+
+
+def _untyped(storage: torch.UntypedStorage) -> tuple[Any, ...]:
+    if storage.device.type != "cpu":
+        return storage.__reduce__()  # type: ignore[no-untyped-call, no-any-return]
+    # not by way of numpy: a storage that numpy has seen can never be resized again, and this one is the caller's
+    return _untyped_storage, (ctypes.string_at(storage.data_ptr(), storage.nbytes()),)
+
+
+def _typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.storage.TypedStorage:
+    return torch.storage.TypedStorage(  # type: ignore[no-untyped-call]
+        wrap_storage=storage, dtype=dtype, _internal=True
+    )
+
+
+def _untyped_storage(content: bytes) -> torch.UntypedStorage:
+    whole = torch.empty(len(content), dtype=torch.uint8)  # aligned as torch likes it, which the bytes are not
+    if content:
+        whole.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    return whole.untyped_storage()
 
 
 def _refuse(file: Any) -> Any:

@@ -1,30 +1,26 @@
 """One stage on its rank: forward, backward, and what is kept in between."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from ppcourse.runtime import wire
-from ppcourse.runtime.buffers import Buffers, as_before, changed, copies
+from ppcourse.runtime.buffers import Buffers, Renewed, as_before, changed, copies, tensors_kept
 from ppcourse.runtime.cutting import closed, cutting
-from ppcourse.runtime.extras import call, taken_by
-from ppcourse.runtime.graph import Graph, aliases, can_have_gradient, copied
+from ppcourse.runtime.extras import call, judge, taken_by
+from ppcourse.runtime.graph import Graph, aliases, can_have_gradient
+from ppcourse.runtime.handed_on import check_output, tensors_of
 from ppcourse.runtime.split import SplitError, Splitter
+from ppcourse.runtime.together import Unrelated, copied, memory_of
 
 LossFunction = Callable[[Any, Any], Tensor]
 ONE_RANK = (
     "and each copy would see some of the microbatches only; put it in eval mode, or take a plan that has each layer on"
     " one rank."
 )
-PLAIN = (Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-
-
-class HandOnError(TypeError):
-    """A layer, or the loss function, returned what cannot be handed on."""
 
 
 class End(NamedTuple):
@@ -56,6 +52,7 @@ class Stage:
     copied        numbers of layers that live on other ranks too, so that their buffers must not change
 
     extras        {microbatch: {name: what layers that take it by that name get}}, of this step
+    whole         tensors that several microbatches get, of this step
     stash         {microbatch: what its B or I will need}
     owed          {microbatch: what its W will need}, from I on
     losses        of this step
@@ -70,15 +67,25 @@ class Stage:
         copied: Iterable[int] = (),
     ) -> None:
         self.layers, self.loss_fn = layers, loss_fn
-        self.seed, self.step, self.recompute = seed, 0, recompute
+        self.seed, self.recompute = seed, recompute
         self.stash: dict[int, Stash] = {}
         self.owed: dict[int, Splitter | None] = {}
-        self.losses: list[Tensor] = []
-        self.extras: Mapping[int, Mapping[str, Any]] = {}
+        self.begin(0)
+        self.whole: Sequence[Tensor] = ()
         self.copied = {number for number in copied if number in layers}
         self.generators: Sequence[torch.Generator] = (torch.default_generator,)  # on a GPU, that GPU's too
+        self.autocast: Callable[[], AbstractContextManager[None]] = nullcontext
         self._takes = {number: taken_by([layer]) for number, layer in layers.items()}
-        self._buffered = [module for layer in layers.values() for module in layer.modules() if module._buffers]
+        self._modules = [module for layer in layers.values() for module in layer.modules()]
+        self._buffered = [module for module in self._modules if tensors_kept([module])]
+        self._renewed = Renewed(self._buffered)
+
+    def begin(self, step: int, extras: Mapping[int, Mapping[str, Any]] | None = None) -> None:
+        """Before each step."""
+        self.step, self.extras = step, extras or {}
+        self.losses: list[Tensor] = []
+        every = dict.fromkeys(weight for layer in self.layers.values() for weight in layer.parameters())
+        self._weights, self._memory = [weight for weight in every if weight.requires_grad], memory_of(every)
 
     @property
     def held(self) -> int:
@@ -93,11 +100,12 @@ class Stage:
         keeps_graph = torch.is_grad_enabled() and not self.recompute
         again = torch.is_grad_enabled() and self.recompute
         splitter = Splitter() if split else None
-        before = copies(self._buffered) if again or (keeps_graph and self.copied) else {}
-        with torch.set_grad_enabled(keeps_graph):
-            # a first layer may work in place, and running it again must find the inputs as they came
-            given = copied(inputs) if again else inputs
-            output, loss = self._compute(microbatch, given, end, splitter if keeps_graph else None)
+        before = copies(self._modules) if again else copies(self._buffered) if keeps_graph and self.copied else {}
+        renewed = self._renewed.for_one() if keeps_graph and self._buffered else nullcontext()
+        with torch.set_grad_enabled(keeps_graph), self.autocast(), renewed:
+            # layers, and the loss, may work in place, and running them again must find things as they came
+            given, last = copied((inputs, end)) if again else (inputs, end)
+            output, loss = self._compute(microbatch, given, last, splitter if keeps_graph else None)
         then = changed(before)
         self._check_copies(then)
         if loss is not None:
@@ -127,26 +135,28 @@ class Stage:
         graph = stash.graph()
         self.owed[microbatch] = graph.splitter
         assert graph.splitter, f"forward of microbatch {microbatch} did not know that its backward is split"
-        return graph.splitter.input_grad(*graph.due(grads), stash.inputs, self._weights())
+        return graph.splitter.input_grad(*graph.due(grads), stash.inputs, self._weights)
 
     def weight_grad(self, microbatch: int) -> None:
         """W: adds to the weights' gradients what I left over."""
         splitter = self.owed.pop(microbatch)
         assert splitter
-        splitter.weight_grad(self._weights())
+        splitter.weight_grad(self._weights)
 
-    def _weights(self) -> list[Tensor]:
-        every = (weight for layer in self.layers.values() for weight in layer.parameters())
-        return list({id(weight): weight for weight in every if weight.requires_grad}.values())
+    def let_go(self, value: Any) -> Any:
+        """What this stage hands on, for whoever gets it without a message: he may write into it, and this stage go on
+        to write into its buffers."""
+        own = self._memory | memory_of(tensors_kept(self._buffered))
+        return value if own.isdisjoint(memory_of(tensors_of(value))) else copied(value)
 
     def _check_copies(self, then: Buffers) -> None:
         """Raise RuntimeError if a layer that other ranks hold too has changed its buffers: each copy would do so for
         its own microbatches only."""
-        written = {module for module, _ in then}
+        written = {module for (module, _), old in then.items() if isinstance(old, Tensor)}
         for number in self.copied if written else ():
             if not written.isdisjoint(self.layers[number].modules()):
                 name = f"Layer {number} ({type(self.layers[number]).__name__})"
-                raise RuntimeError(f"{name} keeps statistics in a buffer, but has a copy on another rank, {ONE_RANK}")
+                raise RuntimeError(f"{name} keeps statistics in a tensor, but has a copy on another rank, {ONE_RANK}")
 
     def _keep(self, microbatch: int, inputs: Any, graph: Callable[[], Graph]) -> None:
         wanted = [leaf if leaf.requires_grad else None for leaf in tensors_of(inputs)]
@@ -154,7 +164,7 @@ class Stage:
 
     def _announce_gradients(self, inputs: Any, output: Any) -> Any:
         """Without a graph, say that all that may require a gradient does; where it turns out not to, it is dropped."""
-        if not self._weights() and not any(tensor.requires_grad for tensor in tensors_of(inputs)):
+        if not self._weights and not any(tensor.requires_grad for tensor in tensors_of(inputs)):
             return output
         return tree_map(
             lambda x: x.detach().requires_grad_(can_have_gradient(x)) if isinstance(x, Tensor) else x, output
@@ -164,27 +174,27 @@ class Stage:
         self, microbatch: int, inputs: Any, end: End | None, splitter: Splitter | None, buffers: Buffers
     ) -> Graph:
         """F once more, this time with a graph; to `buffers` as they were, and without a trace in them."""
-        with as_before(buffers):
+        with as_before(buffers), self.autocast():
             output, loss = self._compute(microbatch, inputs, end, splitter)
         return Graph.of(tensors_of(output) if loss is None else [loss], splitter)
 
     def _compute(
         self, microbatch: int, inputs: Any, end: End | None, splitter: Splitter | None
     ) -> tuple[Any, Tensor | None]:
-        value, extras = aliases(inputs), self.extras.get(microbatch, {})
+        value, extras, given = aliases(inputs), self.extras.get(microbatch, {}), Unrelated(inputs)
         with cutting(splitter, self._buffered) if splitter else nullcontext():
             for number, layer in self.layers.items():
                 seed_for(self.seed, self.step, number, microbatch, self.generators)
                 try:
-                    value = call(number, layer, value, self._takes[number], extras)
+                    value = call(number, layer, value, self._takes[number], extras, self.whole)
                 except SplitError as error:
                     raise SplitError(f"Layer {number} ({type(layer).__name__}) {error}") from None
+                given.check(number, layer)
                 check_output(number, layer, value)
         value = closed(splitter, value) if splitter else value
         if self.loss_fn is None or end is None:
             return value, None
-        loss = self.loss_fn(value, end.target)
-        check_loss(loss)
+        loss = judge(self.loss_fn, value, end.target, self.whole)
         # what counts nothing may be 0 ÷ 0, with NaN for a gradient: a microbatch in which every target is ignored
         return value, loss * end.scale if end.scale else torch.zeros_like(loss.detach())
 
@@ -200,43 +210,3 @@ def seed_for(
     # not torch.manual_seed, which asks every kind of device and takes a hundred times as long
     for generator in generators:
         generator.manual_seed(hash((seed, step, layer, microbatch)) & (2**63 - 1))
-
-
-def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors in what a layer hands on, in order."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
-def as_inputs(value: Any) -> Any:
-    """What another stage handed on, as the leaves that this stage's graph starts from."""
-    return tree_map(lambda x: x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x, value)
-
-
-def check_output(number: int, layer: nn.Module, value: Any) -> None:
-    """Raise HandOnError for what cannot be handed on to the next layer."""
-    if not tensors_of(value):
-        name = f"Layer {number} ({type(layer).__name__})"
-        raise HandOnError(f"{name} returned {_a(value)}, but a layer hands on a tensor, or a tuple with tensors in it.")
-
-
-def check_crosses(value: Any) -> None:
-    """Raise TypeError for what cannot be handed on to another stage, also where that is on the same rank."""
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, Tensor):
-            wire.check_memory(leaf)
-        elif not isinstance(leaf, PLAIN):
-            wire.pack(leaf, visible=0)
-
-
-def check_loss(loss: Any) -> None:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else _a(loss)
-        raise HandOnError(f"loss_fn returned {what}, but a loss is one number: let it return a mean or a sum.")
-
-
-def _a(value: Any) -> str:
-    """`a float`, `an int`, `None`, `a tuple without a tensor`."""
-    name = type(value).__name__
-    article = "an" if name[0].lower() in "aeiou" else "a"
-    inside = " without a tensor" if isinstance(value, tuple | list | dict) else ""
-    return "None" if value is None else f"{article} {name}{inside}"

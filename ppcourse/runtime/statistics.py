@@ -8,6 +8,7 @@ from collections import defaultdict
 
 from torch.nn.modules.batchnorm import _NormBase
 
+from ppcourse.runtime.buffers import tensors_kept
 from ppcourse.runtime.prepare import Cut
 from ppcourse.runtime.stage import ONE_RANK
 
@@ -33,7 +34,7 @@ def _copied(cut: Cut) -> dict[int, set[int]]:
     homes: dict[int, set[int]] = defaultdict(set)
     placement = cut.plan.placement
     buffered = {
-        number: [id(module) for module in layer.modules() if module._buffers]
+        number: [id(module) for module in layer.modules() if tensors_kept([module])]
         for layers in cut.stages
         for number, layer in layers.items()
     }

@@ -1,8 +1,10 @@
 """train: many steps, each with an optimizer step."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from ppcourse.runtime.prepare import (
     Plan,
     check_count,
     check_function,
+    check_memory,
     check_options,
     check_trains,
     check_weights,
@@ -28,12 +31,15 @@ from ppcourse.runtime.prepare import (
     resolve_plan,
 )
 from ppcourse.runtime.profile import partition_by_profile
+from ppcourse.runtime.ranks import START_TIMEOUT
 from ppcourse.runtime.result import Training
+from ppcourse.runtime.saving import Saving, saving_of
 from ppcourse.runtime.session import Session, session
 from ppcourse.runtime.stage import LossFunction
 from ppcourse.runtime.statistics import check_statistics
 from ppcourse.runtime.training import Trainer
 from ppcourse.schedules.costs import Costs
+from ppcourse.schedules.schedule import Schedule
 
 
 @briefly
@@ -46,6 +52,8 @@ def train(
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
     steps: int,
     clip_norm: float | None = None,
+    checkpoint_dir: str | Path | None = None,
+    checkpoint_every: int = 10,
     p: int | None = None,
     m: int | None = None,
     v: int | None = None,
@@ -71,6 +79,11 @@ def train(
                each rank has its own, over its own weights
     clip_norm  the most that the norm of all gradients of all ranks together may be
     progress   show a progress bar
+    checkpoint_dir, checkpoint_every
+               a folder for checkpoints, and after how many steps to write one (and at the end). If the folder has some,
+               training goes on from the newest that is whole, as if it had never ended: give the model, the seed and
+               all batches again, those done are skipped. The plan, p, m and v may be others. What an optimizer
+               remembers of each weight is kept; its settings, such as lr, are those given now
 
     The caller's model stays as it is; the trained weights are in the result's state_dict. If a later batch cannot be
     used, or `batches` raises an error, that error has what was trained until then, as its attribute `training`. The
@@ -86,12 +99,13 @@ def train(
         raise ValueError(f"clip_norm is {clip_norm!r}; it is a number above 0, or None for no limit.")
 
     layers, m = layers_of(model), resolved.num_microbatches
-    coming = (_cut(batch, layers, m, number == 0, kind, weight) for number, batch in enumerate(batches))
+    saving = saving_of(checkpoint_dir, checkpoint_every, layers, optimizer, seed, steps)
+    saving.begin()
+    coming = (_cut(batch, layers, m, number == 0, kind, weight) for number, batch in saving.left(batches))
     first = next(coming, None)  # looked at before a rank starts
-    if first is None:
-        raise ValueError("There is no batch; batches must have at least one pair (inputs, targets).")
-    made = cut(resolved, model, partition_by_profile(partition, resolved, model, first, loss_fn))
+    made = cut(resolved, model, _partition(partition, resolved, model, first, loss_fn, saving.begun.step))
     check_weights(made, loss_fn)
+    check_memory(made)
     copied = check_statistics(made)
 
     def job(rank: int) -> Job:
@@ -99,17 +113,11 @@ def train(
         options = pace, memory, recompute, seed, owns, keep_sent
         return Job(resolved, made.of_rank(rank), loss_fn, *options, copied=copied, link=carrier, device=places[rank])
 
-    log, wrong = _Log(carrier, places[0].partition(":")[0]), None
-    with session(made, job, timeout) as ranks, tqdm(total=steps, disable=not progress, unit="step") as bar:
-        try:
-            for batch in itertools.islice(itertools.chain([first], coming), steps):
-                log.step(ranks, batch)
-                bar.set_postfix_str(f"loss {log.losses[-1]:.3f}", refresh=False)
-                bar.update()
-        except Exception as error:
-            if not (log.losses and ranks.pool.alive):  # nothing to save, or nobody who has it
-                raise
-            wrong = error
+    log = _Log(carrier, places[0].partition(":")[0], saving)
+    bar = functools.partial(tqdm, total=steps, initial=saving.begun.step, disable=not progress, unit="step")
+    with saving.told(), session(made, job, timeout) as ranks, bar() as shown:
+        saving.restore(log.ask(ranks))
+        wrong = log.steps(ranks, itertools.chain([] if first is None else [first], coming), shown)
         training = log.training(ranks)
     if wrong:
         vars(wrong)["training"] = training
@@ -118,16 +126,52 @@ def train(
     return training
 
 
+def _partition(
+    method: str | Sequence[int],
+    plan: Schedule,
+    model: Model,
+    batch: Batch | None,
+    loss_fn: LossFunction,
+    done: int,
+) -> str | Sequence[int]:
+    """As it was asked for. Raises ValueError if there is no batch to train on, and never was."""
+    if batch is not None:
+        return partition_by_profile(method, plan, model, batch, loss_fn)
+    if not done:
+        raise ValueError("There is no batch; batches must have at least one pair (inputs, targets).")
+    return "uniform" if method == "profiled" else method  # all is done
+
+
 @dataclass
 class _Log:
-    """What there is to tell of the steps so far."""
+    """What there is to tell of the steps so far, those behind a checkpoint included."""
 
     carrier: str
     device: str
-    losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
+    saving: Saving
     reports: list[Report] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.losses, self.norms, self.times = self.history = self.saving.history()
+
+    def ask(self, ranks: Session) -> Callable[..., list[Any]]:
+        """For checkpoints, which may take their time: torch imports what writes them, and disks are slow."""
+        return functools.partial(ranks.ask, patience=max(ranks.timeout, START_TIMEOUT))
+
+    def steps(self, ranks: Session, batches: Iterable[Batch], bar: Any) -> Exception | None:
+        """All of them, with checkpoints. The error that ended them early, if what was trained until then can be had."""
+        try:
+            for batch in batches:
+                self.step(ranks, batch)
+                bar.set_postfix_str(f"loss {self.losses[-1]:.3f}", refresh=False)
+                bar.update()
+                self.saving.after(self.history, self.ask(ranks))
+            self.saving.after(self.history, self.ask(ranks), end=True)
+        except Exception as error:
+            if not (self.losses and ranks.pool.alive):  # nothing to save, or nobody who has it
+                raise
+            return error
+        return None
 
     def step(self, ranks: Session, batch: Batch) -> None:
         """One step, with the optimizer's."""

@@ -1,14 +1,19 @@
 """The orders that a rank process carries out: open a job, steps, what became of the weights, close."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ppcourse.runtime import gpus
+from ppcourse.runtime.autocast import within
 from ppcourse.runtime.board import Board, State
 from ppcourse.runtime.call import call
+from ppcourse.runtime.checkpoint import Part, restore, save
 from ppcourse.runtime.clock import Clock, Pace, StreamClock
 from ppcourse.runtime.device import enter, generators, here, move, there
 from ppcourse.runtime.interpreter import Interpreter
@@ -21,6 +26,7 @@ from ppcourse.runtime.meter import Meter, meter_of
 from ppcourse.runtime.moments import CudaMoments
 from ppcourse.runtime.nccl import Communicator
 from ppcourse.runtime.shared import Peer
+from ppcourse.runtime.sparse import parted
 from ppcourse.runtime.stage import End, Stage
 from ppcourse.runtime.streams import streams_of
 from ppcourse.runtime.tracing import traced
@@ -41,6 +47,8 @@ class Worker:
     def open(self, job: Job) -> None:
         """Set up stages, link and clock."""
         self.job, self.step_number, self.link = job, 0, None
+        if job.link.partition(":")[0] == "nccl":
+            gpus.load_all_kernels()
         enter(job.device)
         move(job.loss_fn, job.device)
         last = job.plan.num_stages - 1
@@ -52,6 +60,8 @@ class Worker:
         move(self.model, job.device)
         for stage in self.stages.values():
             stage.generators = generators(job.device)
+            if job.autocast:
+                stage.autocast = partial(within, job.autocast, job.device)
         if not job.training:
             self.model.eval()
         if job.trainer:
@@ -84,7 +94,7 @@ class Worker:
         inputs, ends, extras = there((inputs, ends, extras), self.job.device)
         stages = self.stages.values()
         for stage in stages:
-            stage.step, stage.losses, stage.extras = self.step_number, [], extras
+            stage.begin(self.step_number, extras)
         self.meter.leave_out((inputs, ends, extras))
         self.meter.reset()
         with torch.set_grad_enabled(self.job.training), traced(self.job.files):
@@ -110,14 +120,30 @@ class Worker:
         assert self.job.trainer
         return self.job.trainer.update()
 
-    def gradients(self) -> dict[str, Tensor | None]:
+    def gradients(self) -> dict[str, Any]:
+        """Sparse ones in their parts."""
         named = self.model.named_parameters(remove_duplicate=False)
-        grads = {name: p.grad.to_dense() if p.grad is not None and p.grad.is_sparse else p.grad for name, p in named}
-        return here(grads)  # type: ignore[no-any-return]
+        return here({name: parted(weight.grad) for name, weight in named})  # type: ignore[no-any-return]
 
-    def state(self) -> dict[str, Tensor]:
-        """Weights and buffers."""
-        return {name: here(value.detach()) for name, value in self.model.state_dict().items()}
+    def state(self) -> dict[str, Any]:
+        """Weights and buffers, and what else layers give as their state."""
+        return {name: here(_detached(value)) for name, value in self.model.state_dict().items()}
+
+    def save(self, folder: str, first: Mapping[str, str]) -> Part:
+        """Write this rank's part of a checkpoint; all ranks do so together."""
+        assert self.job.trainer
+        return save(Path(folder), self.rank, self.model, self.job.trainer, first)
+
+    def restore(self, folder: str, first: Mapping[str, str], step: int, optimizer: str | None) -> str | None:
+        """Go on after `step` steps, from a checkpoint that an optimizer of this class wrote; another class's name, if
+        this rank's is of another, and then nothing has been restored."""
+        assert self.job.trainer
+        own = self.job.trainer.made
+        if own is not None and optimizer not in (None, type(own).__name__):
+            return type(own).__name__
+        restore(Path(folder), self.model, self.job.trainer, first)
+        self.step_number = step  # which random numbers follow
+        return None
 
     def look(self, *arguments: Any) -> str | None:
         """Pass a microbatch through a model: what is wrong with it, or None."""
@@ -136,6 +162,10 @@ class Worker:
         self.__dict__.pop("stages", None)
         self.__dict__.pop("job", None)
         self.__dict__.pop("meter", None)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def barrier() -> None:

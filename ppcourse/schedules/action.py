@@ -27,7 +27,7 @@ class Action(NamedTuple):
     microbatch: int
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.op.value}{self.microbatch}"
+        return f"{self.stage}{self.op}{self.microbatch}"
 
     @classmethod
     def parse(cls, text: str) -> "Action":

@@ -6,14 +6,15 @@ A rank may want its messages in another order than they are sent in. Then it mus
 beyond the one it wants next, or both ranks wait for ever; how many is the channel's window.
 """
 
-from collections.abc import Callable
 from enum import StrEnum
+from itertools import compress, repeat
 from typing import NamedTuple
 
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.bulk import collector_paused
 from ppcourse.schedules.dependencies import RESULTS, RULES, Result
 from ppcourse.schedules.schedule import Schedule
+from ppcourse.schedules.waits import Waits, waits_of
 
 
 class Kind(StrEnum):
@@ -80,29 +81,52 @@ def consumer(plan: Schedule, action: Action) -> Action | None:
 
 def channels(plan: Schedule) -> dict[Channel, Traffic]:
     """Every channel that the plan uses. The plan must be legal."""
+    waits = waits_of(plan)
+    sends, uses = ways(waits)
+    sent: dict[Channel, list[Message]] = {}
+    used: dict[Channel, list[Message]] = {}
     with collector_paused():
-        sent, used = _in_order(plan, outgoing), _in_order(plan, incoming)
-    return {c: Traffic(tuple(sent[c]), tuple(used[c]), window(sent[c], used[c])) for c in sent}
+        message = _messages(waits, sends)
+        for channel, these in _by_channel(sends).items():
+            row = slice(waits.rows[channel.source].start, waits.rows[channel.source].stop)
+            sent[channel] = list(compress(message[row], map(these.__getitem__, waits.lane[row])))
+        for channel, these in _by_channel(uses).items():
+            row = slice(waits.rows[channel.destination].start, waits.rows[channel.destination].stop)
+            makers = compress(waits.maker[row], map(these.__getitem__, waits.lane[row]))
+            used[channel] = list(map(message.__getitem__, makers))
+        return {c: Traffic(tuple(sent[c]), tuple(used[c]), window(sent[c], used[c])) for c in sent if sent[c]}
 
 
-def _in_order(plan: Schedule, message: Callable[[Schedule, Action], Message | None]) -> dict[Channel, list[Message]]:
-    """By channel, the messages of all actions in the order of the rows."""
-    found: dict[Channel, list[Message]] = {}
+def ways(waits: Waits) -> tuple[list[Channel | None], list[Channel | None]]:
+    """By lane, the channel on which it sends what it leaves behind, and the one on which comes what it needs.
 
-    def ways(microbatch: int) -> dict[Op, list[tuple[list[Message], Message] | None]]:
-        """By op and stage: where the message belongs, and what it looks like for this microbatch."""
-        messages = {op: [message(plan, Action(s, op, microbatch)) for s in range(plan.num_stages)] for op in Op}
-        return {op: [m and (found.setdefault(m.channel, []), m) for m in row] for op, row in messages.items()}
+    None for what is made on its own rank, or is needed by nobody.
+    """
+    makers = {(lane.leaves, lane.far): lane.rank for lane in waits.lanes}
+    uses: list[Channel | None] = []
+    for lane in waits.lanes:
+        maker = makers.get((lane.needs, lane.far), lane.rank)
+        kind = Kind.ACTIVATION if lane.op is Op.F else Kind.GRADIENT
+        uses.append(None if maker == lane.rank else Channel(maker, lane.rank, kind))
+    users = {(lane.needs, lane.far): channel for lane, channel in zip(waits.lanes, uses, strict=True) if channel}
+    return [users.get((lane.leaves, lane.far)) for lane in waits.lanes], uses
 
-    near, far = ways(0), ways(plan.num_microbatches - 1)  # all others go the way of one of these
-    turn = plan.placement.turn if plan.placement.opposite else plan.num_microbatches
-    new = tuple.__new__  # a message in half the time
-    for row in plan.rows:
-        for stage, op, i in row:
-            if way := (near if i < turn else far)[op][stage]:
-                there, (channel, maker, _) = way
-                there.append(new(Message, (channel, maker, i)))
-    return {channel: there for channel, there in found.items() if there}
+
+def _messages(waits: Waits, sends: list[Channel | None]) -> list[Message]:
+    """By place, the message of what the action there leaves behind (on no channel if it stays where it is)."""
+    stages = [lane.stage for lane in waits.lanes]
+    columns = (map(column.__getitem__, waits.lane) for column in (sends, stages))
+    parts = zip(*columns, waits.microbatch, strict=True)
+    return list(map(tuple.__new__, repeat(Message), parts))  # a message in half the time
+
+
+def _by_channel(way: list[Channel | None]) -> dict[Channel, bytearray]:
+    """For each channel, by lane: 1 if that goes this way, 0 if not."""
+    lanes: dict[Channel, bytearray] = {}
+    for lane, channel in enumerate(way):
+        if channel:
+            lanes.setdefault(channel, bytearray(len(way)))[lane] = 1
+    return lanes
 
 
 def window(sent: list[Message], used: list[Message]) -> int:

@@ -46,51 +46,40 @@ RESULTS: dict[Op, tuple[Result, ...]] = {
 }
 
 
-AWAITED = {rule.result for rules in RULES.values() for rule in rules}  # nobody waits for a WEIGHT_GRAD
-
-
-class Bases(NamedTuple):
-    """What concerns an op of a stage, as numbers of results of microbatch 0; add the microbatch.
-
-    own      what it needs of its own stage
-    across   what it needs of another stage; by the rules that is one result at most
-    leaves   what it leaves behind that others wait for
-    """
-
-    own: int
-    across: int
-    leaves: int
-
-
 class Numbering:
     """Results as dense whole numbers, so that a million actions need lists and no dictionaries.
 
     (result, stage, microbatch) has the number (result · num_stages + stage) · num_microbatches + microbatch.
-    From `size` to `room` are numbers of nothing, so that loops over actions need not ask whether there is
-    something: first those that are needed where nothing is, then those left behind where nothing is.
-
-    bases    by op and stage, what it needs and what others wait for
-    made     by op and stage, all that it leaves behind
+    From `size` to `room` are numbers of nothing: what an action needs that needs nothing.
     """
 
     def __init__(self, num_stages: int, num_microbatches: int) -> None:
         self.num_stages, self.num_microbatches = num_stages, num_microbatches
         self.size = len(Result) * num_stages * num_microbatches
-        self.room = self.size + 2 * num_microbatches
-        stages = range(num_stages)
-        self.bases = {op: [self._bases(op, s) for s in stages] for op in Op}
-        self.made = {op: [tuple(self._of(r, s) for r in RESULTS[op]) for s in stages] for op in Op}
+        self.room = self.size + num_microbatches
 
     def results(self, action: Action) -> list[int]:
         """The numbers of what `action` leaves behind."""
         stage, op, microbatch = action
-        return [base + microbatch for base in self.made[op][stage]]
+        return [self._base(stage, result) + microbatch for result in RESULTS[op]]
 
     def needs(self, action: Action) -> list[int]:
-        """The numbers that must be done before `action` may start."""
+        """The numbers that must be done before `action` may start; what is made on its own stage comes first."""
         stage, op, microbatch = action
-        own, across, _ = self.bases[op][stage]
-        return [base + microbatch for base in (own, across) if base < self.size]
+        makers = ((stage + offset, result) for offset, result in RULES[op])
+        return [self._base(maker, result) + microbatch for maker, result in makers if 0 <= maker < self.num_stages]
+
+    def ends(self, stage: int, op: Op) -> tuple[int, int]:
+        """For microbatch 0: the last of what an op of a stage needs, and the first of what it leaves behind.
+
+        The last that it needs is what another stage makes, if there is such: for that, the microbatch came by here on
+        its way down. And of what a B leaves behind others wait for the first, its input gradient.
+        """
+        last = self.size
+        for offset, result in RULES[op]:
+            if 0 <= stage + offset < self.num_stages:
+                last = self._base(stage + offset, result)
+        return last, self._base(stage, RESULTS[op][0])
 
     def describe(self, number: int) -> tuple[Result, int, int]:
         """(result, stage, microbatch) of a number."""
@@ -98,13 +87,5 @@ class Numbering:
         result, stage = divmod(place, self.num_stages)
         return Result(result), stage, microbatch
 
-    def _of(self, result: Result, stage: int) -> int:
+    def _base(self, stage: int, result: Result) -> int:
         return (result * self.num_stages + stage) * self.num_microbatches
-
-    def _bases(self, op: Op, stage: int) -> Bases:
-        needs = {True: self.size, False: self.size}
-        for offset, result in RULES[op]:
-            if 0 <= stage + offset < self.num_stages:
-                needs[offset != 0] = self._of(result, stage + offset)
-        awaited = (self._of(result, stage) for result in RESULTS[op] if result in AWAITED)
-        return Bases(needs[False], needs[True], next(awaited, self.size + self.num_microbatches))

@@ -3,7 +3,7 @@
 from itertools import chain
 
 from ppcourse.schedules.action import Op
-from ppcourse.schedules.bulk import actions
+from ppcourse.schedules.bulk import lane
 from ppcourse.schedules.placement import loop
 from ppcourse.schedules.schedule import Schedule
 
@@ -22,13 +22,14 @@ def interleaved(p: int, m: int, v: int = 2) -> Schedule:
     Any m: if it is no multiple of p, this is the plan for the next multiple, without the microbatches that are
     not there. That is legal, since an action needs only actions of its own microbatch, and in the same order.
     """
-    total = v * p * -(-m // p)
-    groups = range(0, total // v, p)  # by the first microbatch of each
+    whole = p * -(-m // p)
+    groups = range(0, whole, p)  # by the first microbatch of each
     rows = []
     for r in range(p):
-        w = min(total, 2 * (p - 1 - r) + (v - 1) * p)
-        down = actions((c * p + r, Op.F, g + i) for g in groups for c in range(v) for i in range(p))
-        back = actions((c * p + r, Op.B, g + i) for g in groups for c in reversed(range(v)) for i in range(p))
-        row = [*down[:w], *chain.from_iterable(zip(down[w:], back, strict=False)), *back[total - w :]]
-        rows.append(tuple(row if m % p == 0 else [action for action in row if action.microbatch < m]))
+        w = min(v * whole, 2 * (p - 1 - r) + (v - 1) * p)
+        forwards, backwards = ([lane(c * p + r, op, whole) for c in range(v)] for op in (Op.F, Op.B))
+        down = list(chain.from_iterable(forwards[c][g : g + p] for g in groups for c in range(v)))
+        back = list(chain.from_iterable(backwards[c][g : g + p] for g in groups for c in reversed(range(v))))
+        row = [*down[:w], *chain.from_iterable(zip(down[w:], back, strict=False)), *back[len(down) - w :]]
+        rows.append(tuple(row if m == whole else [action for action in row if action.microbatch < m]))
     return Schedule("interleaved", loop(p, v), m, tuple(rows))

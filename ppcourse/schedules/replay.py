@@ -1,58 +1,53 @@
 """One execution of a plan, in an order that its rules allow."""
 
 from collections.abc import Iterator
+from itertools import count
 
 from ppcourse.schedules.action import Action
-from ppcourse.schedules.dependencies import Numbering
 from ppcourse.schedules.schedule import Schedule
+from ppcourse.schedules.waits import waits_of
 
 
 class Replay:
     """Iterate to execute `plan`: each rank goes through its row and waits where what it needs is not done.
 
-    Yields (rank, stretch): the positions, a range, that a rank runs before it waits again or is done. All that
+    Yields stretches: the places (see Waits), a range, that a rank runs before it waits again or is done. All that
     they need comes earlier in the same stretch or in a stretch before. An overlapped pair runs when both its
     actions may. Ends when no rank can go on: `stopped[rank]` is then the position at which the rank stands,
     the length of its row if it finished.
 
-    Linear in the number of actions. Every action must be in range (validate makes sure of it first).
+    Linear in the number of actions. Each must be in its place, and there once (validate makes sure of it first).
     """
 
     def __init__(self, plan: Schedule) -> None:
-        self.plan = plan
-        self.numbering = Numbering(plan.num_stages, plan.num_microbatches)
+        self.plan, self.numbering = plan, waits_of(plan).numbering
         self.stopped = [0] * plan.num_ranks
         self.pairs = plan.pairs
 
-    def __iter__(self) -> Iterator[tuple[int, range]]:
-        bases = self.numbering.bases
-        done = bytearray(self.numbering.room)
-        done[self.numbering.size :] = b"\1" * (self.numbering.room - self.numbering.size)
-        sleepers: dict[int, list[int]] = {}  # number → ranks that wait for it
+    def __iter__(self) -> Iterator[range]:
+        waits = waits_of(self.plan)
+        maker, first = waits.maker, [row.start for row in waits.rows]
+        joined = {first[rank] + position for rank, position in self.plan.overlapped}
+        done = bytearray(waits.never + 1)
+        for place in first:
+            done[place - 1] = 1
+        asleep: dict[int, int] = {}  # place → the rank that waits for it
         awake = list(reversed(range(self.plan.num_ranks)))
         while awake:
             rank = awake.pop()
-            row, pairs, begin = self.plan.rows[rank], self.pairs[rank], self.stopped[rank]
-            position = begin
-            for position in range(begin, len(row)):
-                stage, op, i = row[position]
-                own, across, leaves = bases[op][stage]
-                need = across + i
-                if done[need]:
-                    need = own + i
-                if pairs and position in pairs:
-                    need = next((need for need in self.needs(rank, position) if not done[need]), need)
-                if not done[need]:
-                    sleepers.setdefault(need, []).append(rank)
+            begin = first[rank] + self.stopped[rank]
+            for place in count(begin):
+                awaited = maker[place]
+                if joined and place in joined and done[awaited]:
+                    awaited = maker[place + 1]
+                if not done[awaited]:
                     break
-                number = leaves + i
-                done[number] = 1
-                if number in sleepers:
-                    awake += sleepers.pop(number)
-            else:
-                position = len(row)
-            self.stopped[rank] = position
-            yield rank, range(begin, position)
+                done[place] = 1
+                if place in asleep:
+                    awake.append(asleep.pop(place))
+            asleep[awaited] = rank
+            self.stopped[rank] = place - first[rank]
+            yield range(begin, place)
 
     def together(self, rank: int, position: int) -> tuple[Action, ...]:
         """The actions that start together at `position`: two for an overlapped pair."""

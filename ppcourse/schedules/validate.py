@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.bulk import collector_paused
-from ppcourse.schedules.dependencies import Numbering, Result
+from ppcourse.schedules.dependencies import RULES, Numbering, Result
 from ppcourse.schedules.replay import Replay
 from ppcourse.schedules.schedule import Schedule, ScheduleError
+from ppcourse.schedules.waits import waits_of
 
 Place = tuple[int, int]  # (rank, position)
 
-Order = tuple[tuple[int, range], ...]  # stretches of a replay
+Order = tuple[range, ...]  # stretches of a replay
 
 VERDICT = "_verdict"  # where a plan that was looked at keeps what was found
 
@@ -19,7 +20,7 @@ VERDICT = "_verdict"  # where a plan that was looked at keeps what was found
 class Violation(NamedTuple):
     """A broken rule, and where: `plan.rows[rank][position]` (position -1: something that is not there).
 
-    code   out-of-range   a stage or microbatch that the plan does not have
+    code   out-of-range   a stage, op or microbatch that the plan does not have
            wrong-rank     a stage away from the rank that holds it
            duplicate      the same work twice
            missing        work that nobody does
@@ -81,15 +82,17 @@ def _verdict(plan: Schedule) -> tuple[tuple[Violation, ...], Order]:
 
 def _out_of_place(plan: Schedule) -> Iterator[Violation]:
     stages, m = plan.num_stages, plan.num_microbatches
-    homes, opposite = plan.placement.homes(0), plan.placement.homes(m)
-    turn = plan.placement.turn if plan.placement.opposite else m
-    for rank, row in enumerate(plan.rows):
-        for position, (stage, _, i) in enumerate(row):
-            if not (0 <= stage < stages and 0 <= i < m):
+    for rank in waits_of(plan).strays:
+        for position, action in enumerate(plan.rows[rank]):
+            stage, op, i = action
+            if op not in RULES:
+                sentence = f"Rank {rank} runs {action}, but an op is one of {', '.join(Op)}."
+                yield Violation("out-of-range", rank, position, sentence)
+            elif not (0 <= stage < stages and 0 <= i < m):
                 sentence = f"the plan has stages 0 to {stages - 1} and microbatches 0 to {m - 1}."
-                yield Violation("out-of-range", rank, position, f"Rank {rank} runs {row[position]}, but {sentence}")
-            elif (home := homes[stage] if i < turn else opposite[stage]) != rank:
-                yield Violation("wrong-rank", rank, position, _stray_sentence(plan, rank, row[position], home))
+                yield Violation("out-of-range", rank, position, f"Rank {rank} runs {action}, but {sentence}")
+            elif (home := plan.rank_of(stage, i)) != rank:
+                yield Violation("wrong-rank", rank, position, _stray_sentence(plan, rank, action, home))
     for rank, position in sorted(plan.overlapped):
         pair = plan.rows[rank][position : position + 2] if 0 <= rank < plan.num_ranks else ()
         if [action.op for action in pair] != [Op.F, Op.B]:
@@ -106,18 +109,13 @@ def _stray_sentence(plan: Schedule, rank: int, action: Action, home: int) -> str
 
 
 def _miscounted(plan: Schedule) -> Iterator[Violation]:
-    numbering = Numbering(plan.num_stages, plan.num_microbatches)
-    done, twice = bytearray(numbering.size), False
-    for row in plan.rows:
-        for stage, op, i in row:
-            for base in numbering.made[op][stage]:
-                twice = twice or done[base + i] == 1
-                done[base + i] = 1
-    if twice:
-        yield from _doubled(plan, numbering)
+    if waits_of(plan).whole:
+        return
+    numbering = waits_of(plan).numbering
+    yield from _doubled(plan, numbering)
     needed = numbering.size if plan.trains else numbering.size // len(Result)
-    if 0 in done[:needed]:
-        yield from _missing(plan, numbering, [number for number in range(needed) if not done[number]])
+    made = {number for row in plan.rows for action in row for number in numbering.results(action)}
+    yield from _missing(plan, numbering, [number for number in range(needed) if number not in made])
 
 
 def _doubled(plan: Schedule, numbering: Numbering) -> Iterator[Violation]:

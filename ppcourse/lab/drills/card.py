@@ -48,11 +48,11 @@ class Card:
         return f"{self.kind} #{self.seed}"
 
     def judge(self, answer: Any) -> Judged:
-        """Is this the answer? A number, or a text such as "27.3 %" or "3/11"; a share may be given for a percentage.
+        """Is this the answer? A number, or a text such as "27.3 %", "3/11" or "12 ms"; of a percentage also a share.
 
         Never raises. What is wrong in a known way is told; the right answer is not.
         """
-        number = as_number(answer)
+        number = as_number(answer.strip().removesuffix(self.unit) if isinstance(answer, str) else answer)
         if number is None:
             return Judged(None, f"An answer is a number{self._in_unit}, as in 12 or 12.5.")
         if self.unit == "%" and 0 < abs(number) < 1 and not _ends_in_percent(answer):

@@ -16,6 +16,8 @@ Play: TypeAlias = Callable[[int, Tensor, int], Any]
 BALL = (5.0, 7.0)
 IDLE = ("sleep(", "input(")  # waits for no rank
 LARGE = 2**20  # numbers: more than any buffer on the way takes
+POINT_TO_POINT = ("send", "recv", "isend", "irecv")
+COLLECTIVES = ("barrier", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter")
 
 
 # 0.1
@@ -110,17 +112,20 @@ def _without_partner(function: Callable[[int], Any]) -> str | None:
         def noted(kind: str) -> Callable[..., Any]:
             def call(*_: Any, **__: Any) -> Any:
                 calls[kind] += 1
-                return _Done() if kind.startswith("i") else 1 - rank
+                return _Done() if kind.startswith("i") or kind in COLLECTIVES else 1 - rank
 
             return call
 
-        for kind in ("send", "recv", "isend", "irecv"):
+        for kind in (*POINT_TO_POINT, *COLLECTIVES):
             setattr(dist, kind, noted(kind))  # the process ends with this call
         function(rank)
         return calls
 
     try:
         both = on_ranks(counted, p=2, timeout=2)
+    except HangError as error:  # though no call to another rank waits any more
+        own = [(rank, place) for rank, place in error.places.items() if place.waits]
+        return f"rank {own[0][0]} waits in {own[0][1].line}, but for no other rank; send or receive." if own else None
     except CallError:  # not to be counted in this way; it does hang
         return None
     for rank, (ours, theirs) in enumerate((both, both[::-1])):
@@ -152,6 +157,7 @@ def exchange_without_a_deadlock(answer: Callable[[int, Tensor], Any]) -> str | N
     for size in (2, LARGE):
 
         def meet(rank: int, size: int = size) -> Any:
+            _refuse_to_overwrite()
             got = swap(rank, torch.full((size,), float(rank + 1)))
             return got[:2].clone() if isinstance(got, Tensor) and got.dim() and len(got) == size else got
 
@@ -165,6 +171,42 @@ def exchange_without_a_deadlock(answer: Callable[[int, Tensor], Any]) -> str | N
             if wrong:
                 return f"{said} returns {_text(got)} on rank {rank}, {wrong}"
     return None
+
+
+def _refuse_to_overwrite() -> None:
+    """From now on in this process, no tensor is sent and received into at once: what arrives then is chance."""
+    under_way: dict[int, str] = {}
+    calls = {kind: getattr(dist, kind) for kind in POINT_TO_POINT}
+
+    def watched(kind: str) -> Callable[..., Any]:
+        def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            other = under_way.get(tensor.data_ptr())
+            if other and (other == "isend") is not kind.endswith("send"):
+                raise RuntimeError(f"{kind} of a tensor whose {other} is still under way; wait() for it first")
+            job = calls[kind](tensor, *args, **kwargs)
+            return _Noted(job, under_way, tensor.data_ptr(), kind) if kind.startswith("i") else job
+
+        return call
+
+    for kind, call in {kind: watched(kind) for kind in POINT_TO_POINT}.items():
+        for module in (dist, dist.distributed_c10d):  # where P2POp looks; the process ends with the learner's call
+            setattr(module, kind, call)
+
+
+class _Noted:
+    """A job that is known to be under way until it has been waited for."""
+
+    def __init__(self, job: Any, under_way: dict[int, str], at: int, kind: str) -> None:
+        self._job, self._under_way, self._at = job, under_way, at
+        under_way[at] = kind
+
+    def wait(self, *args: Any) -> Any:
+        done = self._job.wait(*args)
+        self._under_way.pop(self._at, None)
+        return done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._job, name)
 
 
 def _wrong_swap(got: Any, rank: int) -> str | None:

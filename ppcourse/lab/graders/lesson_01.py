@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from ppcourse.analysis.partition import partition
 from ppcourse.lab.graders import grader
+from ppcourse.lab.graders.numbers import as_numbers, carries_a_graph
 from ppcourse.lab.graders.on_two import no_stub, on_two, plain
 from ppcourse.runtime.models import seeded
 from ppcourse.runtime.reference import reference_step
 
 WIDTH = 32  # of what crosses the cut, as in the lesson
 COUNTS = [(1, 1), (4, 2), (3, 2), (5, 3), (6, 4), (32, 4), (7, 7)]
-BYTES = [(1, 1, 0, 1, 1), (4, 8, 0, 1, 1), (0, 0, 12, 2, 1), (3, 5, 20, 4, 4), (64, 32, 10_000, 8, 2)]
+BYTES = [(1, 1, 0, 1, 1), (4, 8, 0, 1, 1), (0, 0, 12, 2, 1), (3, 5, 20, 4, 4), (64, 32, 10_000, 8, 2), (1, 1, 10, 4, 2)]
 NAMES = ("across the cut", "of the all-reduce")
 
 
@@ -130,18 +131,21 @@ def train_a_step_on_two_ranks(answer: Callable[..., Any]) -> str | None:
     for rows in (6, 3):
         task = _task(rows)
 
-        def both(rank: int, task: Task = task) -> tuple[Any, list[Tensor | None]]:
+        def both(rank: int, task: Task = task) -> tuple[Any, list[Tensor | None], bool]:
             stage = copy.deepcopy(task.stages[rank])
             loss = step(rank, stage, task.x, task.y)
-            return loss, [weight.grad for weight in stage.parameters()]
+            same = all(map(torch.equal, stage.parameters(), task.stages[rank].parameters()))
+            return loss, [weight.grad for weight in stage.parameters()], same
 
         ended = on_two(both, f"step with {rows} rows")
         if isinstance(ended, str):
             return ended
-        losses, grads = zip(*ended, strict=True)
+        losses, grads, same = zip(*ended, strict=True)
         if all(grad is None for stage in grads for grad in stage):
             no_stub(list(losses), "step")
         wrong = _wrong_gradient(task, list(grads)) or _wrong_loss(losses[1], task.loss)
+        if not wrong and not all(same):
+            wrong = f"rank {same.index(False)} changes its weights; leave gradients only, the update comes next."
         if wrong:
             return f"step with {rows} rows: {wrong}"
     return None
@@ -172,6 +176,8 @@ def _why_not(got: Tensor, want: Tensor, rank: int) -> str:
 
 
 def _wrong_loss(loss: Any, want: float) -> str | None:
+    if carries_a_graph(loss):
+        return "rank 1 returns the loss together with its graph; return the number, loss.item()."
     if isinstance(loss, Tensor) and loss.numel() == 1:
         loss = loss.item()
     if not isinstance(loss, Real):
@@ -187,7 +193,7 @@ def _wrong_loss(loss: Any, want: float) -> str | None:
 @grader("1.4", minutes=6, difficulty=2)
 def count_bytes(traffic: Callable[..., Any]) -> str | None:
     """the messages of a step, and a ring walked part by part, have these bytes."""
-    answers = [traffic(*case) for case in BYTES]
+    answers = [as_numbers(traffic(*case)) for case in BYTES]
     for case, got in zip(BYTES, answers, strict=True):
         if not (isinstance(got, tuple | list) and len(got) == 2 and all(isinstance(n, Real) for n in got)):
             return f"traffic{case} returns {got!r:.60}; return two numbers of bytes."

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ppcourse.lab.graders import Unsolved, grader
+from ppcourse.lab.graders.numbers import as_numbers, carries_a_graph
 from ppcourse.lab.graders.on_two import plain
+from ppcourse.lab.graders.seen import Seen
 from ppcourse.runtime.batch import ends_of
 from ppcourse.runtime.models import seeded
 from ppcourse.runtime.reference import reference_step
@@ -46,22 +48,25 @@ def _batch(rows: int, seed: int = 0) -> Batch:
 
 @grader("2.1", minutes=8, difficulty=2)
 def accumulate_gradients(accumulate: Callable[..., Any]) -> str | None:
-    """the gradients and the loss of the whole batch, with no more rows in the model at once than one part has."""
+    """the gradients and the loss of the whole batch, with never more than one part in the model."""
     accumulate = plain(accumulate)
     for rows, m in CUTS:
-        model, (x, y), seen = _model(), _batch(rows), [0]
-        model.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(len(given[0])))
+        model, (x, y) = _model(), _batch(rows)
+        seen = Seen(model)
         loss = accumulate(model, F.mse_loss, x, y, m)
-        if loss is None and len(seen) == 1:
+        if loss is None and not seen.rows:
             raise Unsolved("(accumulate returns None)")
-        said = f"with {rows} rows and m = {m}"
         right = reference_step(_model(), x, y, loss_fn=F.mse_loss)
-        wrong = _wrong_grads(model, x, y, m) or _wrong_loss(loss, right.loss, m)
+        wrong = _wrong_grads(model, x, y, m) or _wrong_loss(loss, right.loss, m) or seen.too_much(rows // m)
+        if not wrong and not torch.equal(_weights(model), _weights(_model())):
+            wrong = "the gradients are right, but the weights have changed; an update comes once a batch, in 2.3."
         if wrong:
-            return f"{said} {wrong}"
-        if max(seen) > rows // m:
-            return f"{said} the model is given {max(seen)} rows at once; a part has {rows // m}."
+            return f"with {rows} rows and m = {m} {wrong}"
     return None
+
+
+def _weights(model: nn.Module) -> Tensor:
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
 def _wrong_grads(model: nn.Module, x: Tensor, y: Tensor, m: int) -> str | None:
@@ -104,6 +109,8 @@ def _first(known: dict[str, Any], got: Tensor) -> str:
 
 def _wrong_loss(loss: Any, want: float, m: int) -> str | None:
     number = _number(loss)
+    if carries_a_graph(loss):
+        return "the gradients are right, but the loss returned still carries its graph; add up numbers, loss.item()."
     if number is None:
         return f"the gradients are right, but {loss!r:.60} is returned; return the loss of the whole batch."
     if math.isclose(number, want, rel_tol=1e-6):
@@ -128,9 +135,7 @@ def scale_uneven_parts(scales: Callable[[list[int], str], Any]) -> str | None:
     for kind in ("mean", "sum"):
         answers = []
         for sizes in SIZES:
-            said, got = f"scales({sizes}, {kind!r})", scales(list(sizes), kind)
-            if isinstance(got, Tensor):
-                got = got.tolist()
+            said, got = f"scales({sizes}, {kind!r})", as_numbers(scales(list(sizes), kind))
             if not (isinstance(got, list | tuple) and all(_number(one) is not None for one in got)):
                 return f"{said} returns {got!r:.60}; return a list of factors."
             if len(got) != len(sizes):
@@ -168,7 +173,7 @@ def train_in_microbatches(train: Callable[..., Any]) -> str | None:
     want_losses, want = _trained(batches, 1)
     for m in (1, 2, 4):
         model, updates = _model(), [0]
-        optimizer = _optimizer(model)
+        optimizer, seen = _optimizer(model), Seen(model)
         optimizer.register_step_post_hook(lambda *_, updates=updates: updates.append(1))
         losses = train(model, optimizer, F.mse_loss, [(x.clone(), y.clone()) for x, y in batches], m)
         if losses is None and len(updates) == 1:
@@ -177,15 +182,25 @@ def train_in_microbatches(train: Callable[..., Any]) -> str | None:
         if count != len(batches):
             why = ": one a microbatch, so that later parts see other weights" if count == 3 * m else ""
             return f"{said} the optimizer makes {count} step{'s' * (count != 1)}, but should make 3{why}."
-        got = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+        got = _weights(model)
         if not torch.allclose(got, want, rtol=1e-9):
             return f"{said} the weights are not those of whole-batch training{_first(_mistakes(batches, m), got)}."
-        numbers = [_number(loss) for loss in losses] if isinstance(losses, list | tuple) else []
-        if len(numbers) != 3 or None in numbers:
-            return f"{said} the weights are right, but train returns {losses!r:.60}; return one loss for each batch."
-        for n, (number, right) in enumerate(zip(numbers, want_losses, strict=True)):
-            if number is not None and not math.isclose(number, right, rel_tol=1e-6):
-                return f"{said} the weights are right, but loss {n} is {number:.4g} and should be {right:.4g}."
+        if wrong := _wrong_losses(losses, want_losses) or seen.too_much(len(batches[0][0]) // m):
+            return f"{said} {wrong}"
+    return None
+
+
+def _wrong_losses(losses: Any, want: Sequence[float]) -> str | None:
+    """What is wrong with the losses of training that has led to the right weights, as the end of a sentence."""
+    if isinstance(losses, list | tuple) and any(map(carries_a_graph, losses)):
+        return "the weights are right, but the losses still carry their graphs; return numbers, loss.item()."
+    given = as_numbers(losses)
+    numbers = [_number(loss) for loss in given] if isinstance(given, list | tuple) else []
+    if len(numbers) != len(want) or None in numbers:
+        return f"the weights are right, but train returns {losses!r:.60}; return one loss for each batch."
+    for n, (number, right) in enumerate(zip(numbers, want, strict=True)):
+        if number is not None and not math.isclose(number, right, rel_tol=1e-6):
+            return f"the weights are right, but loss {n} is {number:.4g} and should be {right:.4g}."
     return None
 
 
@@ -209,7 +224,7 @@ def _trained(batches: Sequence[Batch], m: int, divide: bool = True, clear: str =
             total += float(loss.detach())
         optimizer.step()
         losses.append(total)
-    return losses, torch.cat([weight.detach().flatten() for weight in model.parameters()])
+    return losses, _weights(model)
 
 
 def _mistakes(batches: Sequence[Batch], m: int) -> dict[str, Tensor]:

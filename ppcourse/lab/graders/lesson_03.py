@@ -11,6 +11,7 @@ from ppcourse.analysis.simulate import simulate
 from ppcourse.analysis.timeline import Timeline
 from ppcourse.lab.gantt_text import gantt_text
 from ppcourse.lab.graders import grader
+from ppcourse.lab.graders.numbers import as_numbers
 from ppcourse.schedules import build
 from ppcourse.schedules.costs import Costs
 
@@ -29,7 +30,7 @@ def split_the_idle_time(idle_parts: Callable[[Timeline, int], Any]) -> str | Non
     """before, between and after are right on GPipe, 1F1B and one microbatch at a time."""
     for timeline, called in _timelines():
         for rank in range(timeline.num_ranks):
-            got, want = idle_parts(timeline, rank), _idle_parts(timeline, rank)
+            got, want = as_numbers(idle_parts(timeline, rank)), _idle_parts(timeline, rank)
             said = f"idle_parts(timeline, {rank}) is {_text(got)}"
             if not _numbers(got, 3):
                 return f"{said}; return three numbers: before the first action, between actions, after the last."
@@ -60,11 +61,19 @@ def _why_not_these_parts(
 ) -> str:
     if _same(got, want[::-1]):
         return "that is after, between, before."
-    if math.isclose(got[1], timeline.idle[rank]) and not math.isclose(got[1], want[1]):
+    ends_right = _same((got[0], got[2]), (want[0], want[2]))
+    if ends_right and math.isclose(got[1], timeline.idle[rank]):
         return "your middle part counts the two ends as well."
     if timeline.start and _same(got[1:], want[1:]):
         return f"count from timeline.start, which is {timeline.start:g} here."
-    if _same((got[0], got[2]), (want[0], want[2])):
+    if timeline.start:  # those that begin at 0 were right
+        return f"this one begins at timeline.start = {timeline.start:g} and ends at timeline.end = {timeline.end:g}."
+    if _same([timeline.makespan * part for part in got], want):
+        return "give times, not shares of the makespan."
+    others = (other for other in range(timeline.num_ranks) if _same(got, _idle_parts(timeline, other)))
+    if (other := next(others, None)) is not None:
+        return f"those are rank {other}'s."
+    if ends_right:
         return "a rank may wait in more than one place between its first and its last action; add them all up."
     return f"together the three are this rank's idle time, {timeline.idle[rank]:g}."
 
@@ -89,7 +98,7 @@ WRONG_STEPS: dict[str, Formula] = {
 @grader("3.2", minutes=8, difficulty=2)
 def derive_the_step_time(step_time: Formula) -> str | None:
     """(m + p − 1)(t_f + t_b), equal to the simulator for every p, m, t_f and t_b tried."""
-    answers = [step_time(*case) for case in STEPS]
+    answers = [as_numbers(step_time(*case)) for case in STEPS]
     for case, got in zip(STEPS, answers, strict=True):
         p, m, forward, backward = case
         costs = Costs(forward=forward, input_grad=backward / 2, weight_grad=backward / 2)
@@ -118,6 +127,7 @@ WRONG_NUMBERS: dict[str, Formula] = {
     "(p − 1) ÷ (m + p); a step is m + p − 1 long": lambda p, m: (p - 1) / (m + p),
     "m ÷ (m + p); a step is m + p − 1 long": lambda p, m: m / (m + p),
     "p m ÷ (m + p); a step is m + p − 1 long": lambda p, m: p * m / (m + p),
+    "1 − overhead; what is left of 1 goes with the rate": lambda p, m: 1 - (p - 1) / m,
     "p, the speed-up of a pipeline without a bubble": lambda p, m: p,
     "m, the speed-up of as many ranks as microbatches, without a bubble": lambda p, m: m,
 }
@@ -126,7 +136,7 @@ WRONG_NUMBERS: dict[str, Formula] = {
 @grader("3.3", minutes=6, difficulty=2)
 def tell_four_numbers_apart(four_numbers: Callable[[int, int], Any]) -> str | None:
     """overhead, rate, speed-up and efficiency all equal the simulator's."""
-    answers = [four_numbers(*case) for case in SIZES]
+    answers = [as_numbers(four_numbers(*case)) for case in SIZES]
     for case, got in zip(SIZES, answers, strict=True):
         if not _numbers(got, 4):
             return f"four_numbers{case} is {_text(got)}; return four numbers: overhead, rate, speed-up, efficiency."
@@ -135,7 +145,7 @@ def tell_four_numbers_apart(four_numbers: Callable[[int, int], Any]) -> str | No
         for case, got in zip(SIZES, column, strict=True):
             want = _measure(*case)[place]
             if not math.isclose(got, want, abs_tol=1e-12):
-                said = f"in four_numbers{case} the {name} is {got:.4g}, but should be {want:.4g}"
+                said = f"in four_numbers{case} the {name} is {float(got):.4g}, but should be {want:.4g}"
                 return said + _what_number(name, column)
     return None
 
@@ -174,7 +184,7 @@ ROUNDED_UP = "if the formula is right, the computer's rounding lifts it just abo
 @grader("3.4", minutes=6, difficulty=2)
 def find_the_fewest_microbatches(fewest: Callable[[int, float], Any]) -> str | None:
     """the fewest microbatches for every target, and one fewer would miss it."""
-    answers = [fewest(*case) for case in TARGETS]
+    answers = [as_numbers(fewest(*case)) for case in TARGETS]
     for (p, rate), got in zip(TARGETS, answers, strict=True):
         want = max(1, math.ceil((p - 1) * (1 / Fraction(str(rate)) - 1)))
         said = f"fewest({p}, {rate}) is {_text(got)}"
@@ -184,9 +194,10 @@ def find_the_fewest_microbatches(fewest: Callable[[int, float], Any]) -> str | N
             return f"{said}; a step has at least 1 microbatch."
         reached = formulas.bubble_rate(p, min(got, want))
         if got < want:
-            return f"{said}, but with m = {got:g} the bubble rate is {reached:.1%}, above {rate:.0%}."
+            return f"{said}, but with m = {float(got):g} the bubble rate is {reached:.1%}, above {rate:.0%}."
         if got > want:
-            equal = got == want + 1 and math.isclose(reached, rate)
+            inexact = Fraction(rate) != Fraction(str(rate))  # 0.5 is exact, so nothing is lifted there
+            equal = got == want + 1 and math.isclose(reached, rate) and inexact
             known = [why for why, formula in WRONG_COUNTS.items() if _always(formula, TARGETS, answers)]
             why = "".join(f": {one}" for one in (known or [ROUNDED_UP] * equal)[:1])
             return f"{said}, but m = {want} already brings the bubble rate to {reached:.1%}{why}."
@@ -195,7 +206,7 @@ def find_the_fewest_microbatches(fewest: Callable[[int, float], Any]) -> str | N
 
 def _numbers(value: Any, count: int) -> bool:
     """True for a tuple or list of so many numbers."""
-    return type(value) in (tuple, list) and len(value) == count and all(map(_is_number, value))
+    return isinstance(value, tuple | list) and len(value) == count and all(map(_is_number, value))
 
 
 def _is_number(value: Any) -> bool:
@@ -214,7 +225,7 @@ def _always(formula: Formula, cases: Iterable[tuple[Any, ...]], answers: Iterabl
 
 def _text(value: Any) -> str:
     if _is_number(value):
-        return f"{value:.6g}"
-    if type(value) in (tuple, list):
+        return f"{float(value):.6g}"
+    if isinstance(value, tuple | list):
         return f"({', '.join(_text(one) for one in value)})"
     return f"{value!r:.80}"

@@ -9,6 +9,7 @@ from ppcourse.analysis.in_flight import in_flight
 from ppcourse.analysis.simulate import simulate
 from ppcourse.lab.gantt_text import gantt_text
 from ppcourse.lab.graders import grader
+from ppcourse.lab.graders.numbers import as_numbers
 from ppcourse.lab.graders.rows import read_row
 from ppcourse.schedules import build
 from ppcourse.schedules.action import Action, Op
@@ -108,25 +109,30 @@ def _shown(plan: Schedule) -> str:
 @grader("4.2", minutes=4, difficulty=1)
 def most_held(answer: Callable[[int, int, int], Any]) -> str | None:
     """what the simulated plans hold, for every rank and p and m up to 8."""
-    for p, m in [*COUNTS, (8, 3), (8, 8)]:
+    cases = [(rank, p, m) for p, m in [*COUNTS, (8, 3), (8, 8)] for rank in range(p)]
+    answers = [as_numbers(answer(*case)) for case in cases]
+    known = [why for why, rule in OTHER_PEAKS.items() if answers == [rule(*case) for case in cases]]
+    for (rank, p, m), got in zip(cases, answers, strict=True):
         plan = build("1f1b", p=p, m=m)
-        for rank, most in enumerate(in_flight(plan)):
-            got = answer(rank, p, m)
-            if not _number(got):
-                return f"most_held({rank}, {p}, {m}) returns {got!r:.60}; return a number of microbatches."
-            if got != most:
-                why = _why_not_held(float(got), most, p, m)
-                picture = _counted(plan.rows[rank])
-                return f"most_held({rank}, {p}, {m}) is {float(got):g}, but rank {rank} holds {most:g}{why}.\n{picture}"
+        most, said = in_flight(plan)[rank], f"most_held({rank}, {p}, {m})"
+        if not _number(got):
+            return f"{said} returns {got!r:.60}; return a number of microbatches."
+        if got != most:
+            only = [f"there {'is' if m == 1 else 'are'} only {m}"] if got > m else []
+            why = "".join(f": {one}" for one in (known or only)[:1])
+            picture = _counted(plan.rows[rank])
+            return f"{said} is {float(got):g}, but rank {rank} holds {most:g}{why}.\n{picture}"
     return None
 
 
-def _why_not_held(got: float, most: float, p: int, m: int) -> str:
-    if got > m:
-        return f": there {'is' if m == 1 else 'are'} only {m}"
-    if got == most - 1:
-        return ": the warm-up, and the forward before the first backward"
-    return ": its warm-up is shorter than that of the ranks before it" if got == p else ""
+OTHER_PEAKS: dict[str, Callable[[int, int, int], int]] = {
+    "there are no more microbatches than m": lambda rank, p, m: p - rank,
+    "add the forward before the first backward to the warm-up": lambda rank, p, m: min(m, p - 1 - rank),
+    "that is GPipe, which holds all": lambda rank, p, m: m,
+    "that is rank 0; later ranks have a shorter warm-up": lambda rank, p, m: min(m, p),
+    "that grows from rank to rank, but the first one holds most": lambda rank, p, m: min(m, rank + 1),
+    "m limits each rank, min(m, p − rank), and not p alone": lambda rank, p, m: min(m, p) - rank,
+}
 
 
 def _counted(row: Sequence[Action]) -> str:
@@ -149,6 +155,7 @@ def _counted(row: Sequence[Action]) -> str:
 @grader("4.3", minutes=6, difficulty=2)
 def make_it_deadlock(warm_ups: Any) -> str | None:
     """a deadlock: every rank waits for another one, and none of them breaks a rule of its own."""
+    warm_ups = as_numbers(warm_ups)
     if not isinstance(warm_ups, list | tuple) or len(warm_ups) != 4:
         return f"{warm_ups!r:.60} is not four warm-ups, one a rank, as in [3, 2, 1, 0]."
     wrong = [w for w in warm_ups if not (isinstance(w, Integral) and int(w) in range(8)) or isinstance(w, bool)]
@@ -177,7 +184,7 @@ def _rows(warm_ups: Iterable[int], m: int) -> Iterable[list[Action]]:
 def recompute(answer: Callable[..., Any]) -> str | None:
     """the simulator's time and the most that is there at once, for five sets of numbers."""
     for case in STEPS:
-        got, said = answer(*case), f"recomputed({', '.join(map(str, case))})"
+        got, said = as_numbers(answer(*case)), f"recomputed({', '.join(map(str, case))})"
         if not (isinstance(got, tuple | list) and len(got) == 2 and all(map(_number, got))):
             return f"{said} returns {got!r:.60}; return two numbers, time and memory."
         time, memory = _simulated(*case)
@@ -207,6 +214,8 @@ def _why_not_time(got: float, p: int, m: int, t_f: float, t_b: float, kept: floa
         return ": each B now begins with another F"
     if math.isclose(got, 2 * slots * (t_f + t_b)):
         return ": the forward is repeated, the backward is not"
+    if math.isclose(got, (m - 1) * kept + full):
+        return ": give the time first, then the memory"
     if math.isclose(got, slots * (t_f + t_b) + m * t_f):
         return ": the ranks that wait for these longer backwards become later, too"
     return ""
@@ -219,6 +228,8 @@ def _why_not_memory(got: float, p: int, m: int, t_f: float, t_b: float, kept: fl
         return ": that is right between actions, but during a B one microbatch is there in full"
     if math.isclose(got, m * kept + full):
         return ": the microbatch that is there in full has its input in `full` already"
+    if math.isclose(got, (min(p, m) - 1) * kept + full):
+        return ": that is 1F1B; in GPipe the inputs of all m microbatches are there"
     if math.isclose(got, kept + full):
         return ": every microbatch whose B is still to come has its input there"
     return ""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from numbers import Integral, Real
 from typing import Any, TypeAlias
 
@@ -9,22 +10,24 @@ from ppcourse.analysis.in_flight import in_flight
 from ppcourse.analysis.simulate import simulate
 from ppcourse.lab.gantt_text import gantt_text
 from ppcourse.lab.graders import grader
+from ppcourse.lab.graders.numbers import as_numbers
 from ppcourse.lab.graders.rows import read_row
 from ppcourse.schedules import build
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.channels import channels
 from ppcourse.schedules.costs import Costs
-from ppcourse.schedules.placement import loop
+from ppcourse.schedules.placement import loop, vee
 from ppcourse.schedules.schedule import Schedule
 from ppcourse.schedules.validate import validate
 
 Order: TypeAlias = Callable[[int, int, int, int], Any]
+Formula: TypeAlias = Callable[[int, int, int], float]
 
 DEALS = [(1, 2, 4), (2, 1, 4), (2, 2, 4), (2, 2, 8), (3, 2, 24), (4, 3, 48)]  # p, v, layers
 COUNTS = [(2, 2, 1), (2, 2, 2), (2, 4, 2), (2, 6, 2), (2, 4, 3), (3, 3, 2), (3, 6, 3), (4, 8, 2), (4, 12, 4), (1, 2, 2)]
 PRICES = [(3, 6, 2), (3, 9, 2), (2, 4, 2), (4, 8, 2), (4, 8, 4), (8, 32, 4)]
 RACES = [(2, 2, 2), (2, 4, 2), (3, 6, 3), (4, 8, 2), (4, 8, 4)]
-CLOSE = 0.01  # t_f
+CLOSE = 0.011  # t_f; the exercise asks for 0.01
 EXAMPLE = '["0F0", "2F0"]'
 
 
@@ -36,7 +39,7 @@ def deal_the_layers(layers_of: Callable[[int, int, int, int], Any]) -> str | Non
     """every rank's layers are those of its stages, and each layer lives on one rank."""
     for p, v, num_layers in DEALS:
         for rank in range(p):
-            given, want = layers_of(rank, p, v, num_layers), _layers(rank, p, v, num_layers)
+            given, want = as_numbers(layers_of(rank, p, v, num_layers)), _layers(rank, p, v, num_layers)
             said = f"layers_of({rank}, {p}, {v}, {num_layers})"
             if not isinstance(given, list | tuple | range | set) or not all(isinstance(n, Integral) for n in given):
                 return f"{said} returns {given!r:.60}; return a list of layer numbers, as in [1, 2]."
@@ -48,8 +51,12 @@ def deal_the_layers(layers_of: Callable[[int, int, int, int], Any]) -> str | Non
 
 
 def _layers(rank: int, p: int, v: int, num_layers: int) -> list[int]:
+    return [n for stage in loop(p, v).stages_of(rank) for n in _layers_in(stage, p, v, num_layers)]
+
+
+def _layers_in(stage: int, p: int, v: int, num_layers: int) -> range:
     each = num_layers // (p * v)
-    return [stage * each + n for stage in loop(p, v).stages_of(rank) for n in range(1, each + 1)]
+    return range(stage * each + 1, (stage + 1) * each + 1)
 
 
 def _why_not_dealt(got: list[int], rank: int, p: int, v: int, num_layers: int) -> str:
@@ -64,6 +71,10 @@ def _why_not_dealt(got: list[int], rank: int, p: int, v: int, num_layers: int) -
         return f": you deal single layers; here a stage has {num_layers // (p * v)}"
     if sorted(got) == want:
         return ": in the order of the model"
+    if v > 1 and got == want[: len(want) // v]:
+        return f": that is chunk 0 only, and a rank holds {v}"
+    if v == 2 and got == [n for stage in vee(p).stages_of(rank) for n in _layers_in(stage, p, v, num_layers)]:
+        return ": that turns at the last rank, as the V of lesson 07; here every round begins at rank 0"
     return ""
 
 
@@ -144,41 +155,47 @@ def _picture(order: Order, p: int, m: int, v: int) -> str:
 @grader("5.3", minutes=6, difficulty=2)
 def price_of_interleaving(price: Callable[[int, int, int], Any]) -> str | None:
     """the messages of the plan and what it holds, for six sizes."""
-    for p, m, v in PRICES:
-        got, said = price(p, m, v), f"price({p}, {m}, {v})"
+    answers = [as_numbers(price(*case)) for case in PRICES]
+    for case, got in zip(PRICES, answers, strict=True):
         if not (isinstance(got, tuple | list) and len(got) == 2 and all(map(_number, got))):
-            return f"{said} returns {got!r:.60}; return two numbers, messages and microbatches held."
+            return f"price{case} returns {got!r:.60}; return two numbers, messages and microbatches held."
+    for (p, m, v), got in zip(PRICES, answers, strict=True):
+        said = f"price({p}, {m}, {v})"
         plan = build("interleaved", p=p, m=m, v=v)
         messages, held = sum(len(traffic.sent) for traffic in channels(plan).values()), in_flight(plan)[0]
         if not math.isclose(got[0], messages):
-            why = _why_not_messages(float(got[0]), p, m, v)
+            why = _known(OTHER_MESSAGES, [answer[0] for answer in answers])
             return f"{said} says {float(got[0]):g} messages, but the plan has {messages}{why}."
         if not math.isclose(got[1], held):
-            why = _why_not_held(float(got[1]), held, p, v)
+            why = _known(OTHER_HELD, [answer[1] for answer in answers])
             return f"{said} says that rank 0 holds {float(got[1]):g}, but it holds {held:g}{why}."
     return None
 
 
-def _why_not_messages(got: float, p: int, m: int, v: int) -> str:
-    known = {
-        (p * v - 1) * m: ": every activation has a gradient that comes back",
-        2 * (p * v - 1): ": that is for one microbatch",
-        2 * v * (p - 1) * m: ": from the last rank back to the first there are messages, too",
-        2 * (p - 1) * m: ": that is 1F1B; with v stages a rank there are p·v − 1 cuts",
-        2 * p * v * m: ": between p·v stages there are p·v − 1 cuts",
-    }
-    return next((why for number, why in known.items() if math.isclose(got, number)), "")
+OTHER_MESSAGES: dict[str, Formula] = {
+    "every activation has a gradient that comes back": lambda p, m, v: (p * v - 1) * m,
+    "that is for one microbatch": lambda p, m, v: 2 * (p * v - 1),
+    "from the last rank back to the first there are messages, too": lambda p, m, v: 2 * v * (p - 1) * m,
+    "that is 1F1B; with v stages a rank there are p·v − 1 cuts": lambda p, m, v: 2 * (p - 1) * m,
+    "between p·v stages there are p·v − 1 cuts": lambda p, m, v: 2 * p * v * m,
+    "a message is as large as before, however short the stage": lambda p, m, v: 2 * (p * v - 1) * m / v,
+}
+OTHER_HELD: dict[str, Formula] = {
+    "these are chunks, and a chunk is 1/v of a microbatch": lambda p, m, v: p * v + p - 1,
+    "add the forward between the warm-up and the first backward": lambda p, m, v: p + (p - 2) / v,
+    "that is how many times as much as 1F1B, which holds p": lambda p, m, v: 1 + (p - 1) / (p * v),
+    "1 + (p − 1)/(p·v) is a factor: it is p times that": lambda p, m, v: p + (p - 1) / (p * v),
+    "that is 1F1B": lambda p, m, v: p,
+    "that is GPipe, or breadth-first": lambda p, m, v: m,
+    "that is v times 1F1B, but most chunks are on their way back again": lambda p, m, v: p * v,
+    "a chunk is 1/v of a microbatch, so that need not be a whole number": lambda p, m, v: (p * v + p - 1) // v,
+}
 
 
-def _why_not_held(got: float, held: float, p: int, v: int) -> str:
-    known = {
-        held * v: ": these are chunks, and a chunk is 1/v of a microbatch",
-        held - 1 / v: ": add the forward between the warm-up and the first backward",
-        1 + (p - 1) / (p * v): ": that is how many times as much as 1F1B, which holds p",
-        float(p): ": that is 1F1B",
-        p * v: ": that is v times 1F1B, but most chunks are on their way back again",
-    }
-    return next((why for number, why in known.items() if math.isclose(got, number)), "")
+def _known(rules: dict[str, Formula], column: Sequence[float]) -> str:
+    """What all answers are, as the end of a sentence; "" if nothing that is known here."""
+    same = (why for why, rule in rules.items() if all(map(math.isclose, column, starmap(rule, PRICES))))
+    return next((f": {why}" for why in same), "")
 
 
 # 5.4

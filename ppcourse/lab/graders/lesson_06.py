@@ -11,6 +11,7 @@ from ppcourse.analysis.in_flight import in_flight
 from ppcourse.analysis.simulate import simulate
 from ppcourse.lab.gantt_text import gantt_text
 from ppcourse.lab.graders import Unsolved, grader
+from ppcourse.lab.graders.numbers import as_numbers
 from ppcourse.lab.graders.rows import read_row
 from ppcourse.schedules import build
 from ppcourse.schedules.action import Action, Op
@@ -84,7 +85,7 @@ def _unequal(got: Any, want: "Tensor", grad: "Tensor") -> str | None:
     if isinstance(got, RuntimeError):
         return f"fails ({str(got).partition(chr(10))[0]})"
     if not isinstance(got, torch.Tensor):
-        return f"returns {got!r:.40}, but a gradient is a tensor,"
+        return f"returns {' '.join(repr(got).split()):.40}, but a gradient is a tensor,"
     if got.shape != want.shape:
         turned = ", as it would be transposed," if got.ndim == 2 and got.T.shape == want.shape else ""
         return f"has shape {tuple(got.shape)}{turned} instead of {tuple(want.shape)}"
@@ -170,6 +171,7 @@ def _why_slow(plan: Schedule) -> str:
 @grader("6.3", minutes=6, difficulty=2)
 def break_the_formulas(case: Any) -> str | None:
     """there the simulator and the formulas disagree, so a condition does not hold."""
+    case = as_numbers(case)
     if not (isinstance(case, list | tuple) and len(case) == 5 and all(isinstance(n, Real) for n in case)):
         return f"{case!r:.60} is not five numbers p, m, t_f, t_i, t_w, as in (4, 8, 1, 1, 1)."
     said = f"({', '.join(f'{float(n):g}' for n in case)})"
@@ -216,6 +218,7 @@ def undo_a_step(undo: Callable[..., Any]) -> str | None:
             "the step used the buffer as it is after it": [weight + lr * before[1]],
             "take grad away first, then divide by momentum": [buffer / momentum - grad],
             "divide by momentum, too": [buffer - grad],
+            "give the weight first, then the buffer": [before[1], before[0]],
         }
         for name, mine, want in zip(("weight", "buffer"), got, before, strict=True):
             if not _close(mine, want):

@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import permutations, product
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, TypeAlias
 
 from ppcourse.analysis import formulas
 from ppcourse.analysis.simulate import simulate
 from ppcourse.lab.gantt_text import gantt_text
 from ppcourse.lab.graders import grader
+from ppcourse.lab.graders.numbers import as_numbers
 from ppcourse.schedules import build
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.placement import vee
@@ -35,7 +36,7 @@ OTHER_HOMES: dict[str, Callable[[int, int], int]] = {
 def place_stages_on_a_v(home: Callable[[int, int], Any]) -> str | None:
     """down the ranks and up again, for 1 to 8 ranks."""
     cases = [(stage, p) for p in (2, 1, *range(3, 9)) for stage in range(2 * p)]
-    answers = [home(*case) for case in cases]
+    answers = [as_numbers(home(*case)) for case in cases]
     for (stage, p), got in zip(cases, answers, strict=True):
         said, want = f"home({stage}, {p}) is {_text(got)}", vee(p).rank_of(stage, 0)
         if not _whole(got):
@@ -120,7 +121,7 @@ OTHER_BUBBLES: dict[str, Formula] = {
 @grader("7.3", minutes=6, difficulty=2)
 def translate_the_bubble(bubble: Formula) -> str | None:
     """the published formula in our letters, and the simulator's bubble where t_f = t_i = t_w."""
-    answers = [bubble(*case) for case in BUBBLES]
+    answers = [as_numbers(bubble(*case)) for case in BUBBLES]
     for case, got in zip(BUBBLES, answers, strict=True):
         p, i, w, pair = case
         said, want = f"bubble{case} is {_text(got)}", formulas.dualpipe_bubble_time(p, i + w, w, pair)
@@ -154,7 +155,7 @@ FINE = 0.011  # the exercise asks for 0.01
 def find_the_break_even(break_even: Callable[[int, int], Any]) -> str | None:
     """with a little longer F&B ZB-V is faster, with a little shorter DualPipe is."""
     for p, m in SIZES:
-        got, rival = break_even(p, m), _step("zb-v", p, m)
+        got, rival = as_numbers(break_even(p, m)), _step("zb-v", p, m)
         said = f"break_even({p}, {m}) is {_text(got)}"
         if not _number(got) or got < 0:
             return f"{said}; return one number, F&B where F + B is 3."
@@ -176,7 +177,7 @@ def _step(name: str, p: int, m: int, pair: float | None = None) -> float:
 
 
 def _whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool) and value % 1 == 0
 
 
 def _number(value: Any) -> bool:

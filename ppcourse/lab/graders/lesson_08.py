@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppcourse.analysis.in_flight import in_flight, in_flight_bytes
 from ppcourse.lab.graders import grader
+from ppcourse.lab.graders.numbers import as_numbers
 from ppcourse.schedules import build
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ OTHER_PEAKS: dict[str, Callable[[int, int, int, int], float]] = {
     "yours has all layers on each rank": lambda rank, p, m, layers: min(m, p - rank) * layers,
     "yours is GPipe": lambda rank, p, m, layers: m * layers / p,
     "yours is rank 0's": lambda rank, p, m, layers: min(m, p) * layers / p,
+    "later ranks hold less, and no rank more than m": lambda rank, p, m, layers: layers,
     "yours counts microbatches": lambda rank, p, m, layers: min(m, p - rank),
     "yours is one microbatch": lambda rank, p, m, layers: layers / p,
     "there are no more microbatches than m": lambda rank, p, m, layers: (p - rank) * layers / p,
@@ -35,7 +37,7 @@ OTHER_PEAKS: dict[str, Callable[[int, int, int, int], float]] = {
 def what_a_rank_holds(held: Callable[[int, int, int, int], Any]) -> str | None:
     """what the plans hold, for every rank."""
     cases = [(rank, p, m, layers) for p, m, layers in HELD for rank in range(p)]
-    answers = [held(*case) for case in cases]
+    answers = [as_numbers(held(*case)) for case in cases]
     for case, got in zip(cases, answers, strict=True):
         rank, p, m, layers = case
         said = f"held({rank}, {p}, {m}, {layers}) is {_text(got)}"
@@ -63,7 +65,7 @@ def how_many_fit(largest_m: Callable[[str, int, int, int], Any]) -> str | None:
     """as many as fit, and one more does not."""
     for case in ROOMS:
         schedule, p, kept, room = case
-        got, said = largest_m(*case), f'largest_m("{schedule}", {p}, {kept}, {room})'
+        got, said = as_numbers(largest_m(*case)), f'largest_m("{schedule}", {p}, {kept}, {room})'
         if not isinstance(got, int | float) or isinstance(got, bool) or math.isnan(got):
             return f"{said} is {_text(got)}; return a number, or math.inf."
         if got < 0 or (got != math.inf and got % 1):
@@ -105,7 +107,7 @@ WIDTHS = [(64, 256), (32, 32), (128, 16)]
 def what_w_needs(share: Callable[[int, int], Any]) -> str | None:
     """what a real stage keeps after I, measured."""
     for d, h in WIDTHS:
-        got, said = share(d, h), f"share({d}, {h})"
+        got, said = as_numbers(share(d, h)), f"share({d}, {h})"
         if not _number(got):
             return f"{said} is {_text(got)}; return one number."
         after_f, after_i = measured(d, h)

@@ -9,6 +9,7 @@ from ppcourse.analysis.simulate import simulate
 from ppcourse.lab import drills
 from ppcourse.lab.gantt_text import gantt_text
 from ppcourse.lab.graders import Unsolved, grader
+from ppcourse.lab.graders.numbers import as_numbers
 from ppcourse.schedules import build
 from ppcourse.schedules.costs import Costs
 
@@ -30,7 +31,7 @@ def hand() -> list[drills.Card]:
 @grader("14.1", minutes=12, difficulty=2)
 def answer_a_hand_of_cards(answers: Any) -> str | None:
     """All six cards, each as the simulator or a count has it."""
-    cards = hand()
+    cards, answers = hand(), as_numbers(answers)
     if not isinstance(answers, Sequence) or isinstance(answers, str) or len(answers) != len(cards):
         return f"Give {len(cards)} answers, one a card, in a list."
     for place, (card, given) in enumerate(zip(cards, answers, strict=True), 1):
@@ -90,7 +91,7 @@ WRONG_GAINS: dict[str, Callable[[int, int, int], float]] = {
 @grader("14.3", minutes=8, difficulty=3)
 def put_two_formulas_together(gain: Callable[[int, int, int], Any]) -> str | None:
     """The simulator's ratio for every p, m and v tried."""
-    got = [gain(*case) for case in GAINS]
+    got = [as_numbers(gain(*case)) for case in GAINS]
     for case, mine in zip(GAINS, got, strict=True):
         p, m, v = case
         plain = simulate(build("1f1b", p, m))
@@ -98,7 +99,7 @@ def put_two_formulas_together(gain: Callable[[int, int, int], Any]) -> str | Non
         want = plain.makespan / woven.makespan
         if not isinstance(mine, Real) or isinstance(mine, bool):
             return f"gain{case} is {mine!r:.40}; return a number."
-        if not math.isclose(mine, want, rel_tol=1e-9):
+        if not math.isclose(mine, want, rel_tol=1e-6):
             why = next((f": {said}" for said, wrong in WRONG_GAINS.items() if _always(wrong, got)), "")
             steps = f"{plain.makespan:g} ÷ {woven.makespan:g}"
             return f"gain{case} is {float(mine):.6g}, but should be {steps} = {want:.6g}{why}.\n{gantt_text(woven)}"

@@ -1,0 +1,128 @@
+"""Who waits for whom, in whole numbers: what check, simulate and channels go through instead of a million actions.
+
+An action waits for two others: the one before it in its row, and the one that makes what it needs. So a plan is a
+list of places, one an action, and a second list that has for each place that of the maker. Both are filled in the
+loops of the standard library, which take a fraction of the time of ours.
+"""
+
+from collections.abc import Sequence
+from itertools import repeat
+from operator import add
+from typing import NamedTuple
+
+from ppcourse.schedules.action import Op
+from ppcourse.schedules.bulk import collector_paused
+from ppcourse.schedules.dependencies import Numbering
+from ppcourse.schedules.schedule import Schedule
+
+KEPT = "_waits"  # where a plan keeps them
+NOBODY = 0  # the maker of what nobody needs to make: the place where rank 0 begins, which is done from the start
+
+
+class Lane(NamedTuple):
+    """An op of a stage on the rank that holds it: actions that differ in the microbatch only.
+
+    far      for the microbatches from `placement.turn` on, where these live elsewhere
+    needs    of what the op needs, the last to be done, as a number for microbatch 0 (see Numbering)
+    leaves   what it leaves behind; of two results the one that others wait for
+    """
+
+    stage: int
+    op: Op
+    far: bool
+    rank: int
+    needs: int
+    leaves: int
+
+
+class Waits:
+    """Places are counted rank after rank; before each row there is one more, where the rank begins.
+
+    rows         rows[rank]: the places of its actions
+    lanes        all lanes of the plan
+    lane         lane[place]: that of the action, as a place in `lanes`
+    microbatch   microbatch[place]: that of the action
+    maker        maker[place]: the place of the action that makes the last thing needed; `never`, a place that is
+                 never done, if nobody makes it, and where a rank begins
+    strays       the ranks that run a stage of another rank, or a stage, op or microbatch that there is not; of
+                 what they run nothing is known here
+    whole        all the work is there, and once. Where it is not known without a closer look, False: where a row has
+                 full backwards and split ones
+    """
+
+    def __init__(self, plan: Schedule) -> None:
+        self.numbering = Numbering(plan.num_stages, plan.num_microbatches)
+        self.lanes = _lanes(plan, self.numbering)
+        self.lane: list[int] = []
+        self.microbatch: list[int] = []
+        self.rows: list[range] = []
+        self.strays: list[int] = []
+        for rank, row in enumerate(plan.rows):
+            lane, microbatches = self._read(plan, rank)
+            self.strays += [rank] if len(lane) < len(row) else []
+            self.lane += [0, *lane]
+            self.microbatch += [0, *microbatches]
+            self.rows.append(range(len(self.lane) - len(lane), len(self.lane)))
+        self.never = len(self.lane)
+        needs, leaves = (
+            list(map(add, map(base.__getitem__, self.lane), self.microbatch))
+            for base in ([lane.needs for lane in self.lanes], [lane.leaves for lane in self.lanes])
+        )
+        for places in self.rows:  # where a rank begins
+            needs[places.start - 1] = leaves[places.start - 1] = -1
+        place = dict(zip(leaves, range(self.never), strict=True))
+        del place[-1]
+        self.whole = len(place) == self.never - plan.num_ranks and self._is_full(plan)
+        place |= dict.fromkeys(range(self.numbering.size, self.numbering.room), NOBODY)
+        self.maker = [*map(place.get, needs, repeat(self.never)), self.never]
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(None), ()  # a plan that is sent to another process leaves them behind
+
+    def _read(self, plan: Schedule, rank: int) -> tuple[Sequence[int], Sequence[int]]:
+        """The lane and the microbatch of each action of a row; nothing if something is out of place."""
+        if not plan.rows[rank]:
+            return (), ()
+        stages, ops, microbatches = zip(*plan.rows[rank], strict=True)
+        first = {op: n * plan.num_stages for n, op in enumerate(Op)}
+        lane = list(map(add, map(first.get, ops, repeat(-plan.num_stages)), stages))
+        if plan.placement.opposite:
+            turn, far = plan.placement.turn, len(Op) * plan.num_stages
+            lane = [n if i < turn else n + far for n, i in zip(lane, microbatches, strict=True)]
+        own = {n for n, lane in enumerate(self.lanes) if lane.rank == rank}
+        at_home = own.issuperset(lane) and {*plan.placement.stages_of(rank)}.issuperset(stages)
+        there = min(microbatches) >= 0 and max(microbatches) < plan.num_microbatches
+        return (lane, microbatches) if at_home and there else ((), ())
+
+    def _is_full(self, plan: Schedule) -> bool:
+        """Given that nothing is there twice, is there as much as the stages of each rank have to do?"""
+        m, turn = plan.num_microbatches, plan.placement.turn if plan.placement.opposite else plan.num_microbatches
+        each = {False: min(turn, m), True: m - min(turn, m)}  # microbatches, by far
+        right = ({Op.F, Op.B}, {Op.F, Op.I, Op.W}) if plan.trains else ({Op.F},)
+        held = [0] * plan.num_ranks
+        for lane in self.lanes:
+            held[lane.rank] += each[lane.far] * (lane.op is Op.F)
+        for row, microbatches in zip(self.rows, held, strict=True):
+            ops = {self.lanes[lane].op for lane in {*self.lane[row.start : row.stop]}}
+            if ops not in right or len(row) != microbatches * len(ops):
+                return False
+        return True
+
+
+def waits_of(plan: Schedule) -> Waits:
+    """What the plan's actions wait for, found out once: a plan never changes."""
+    waits: Waits | None = plan.__dict__.get(KEPT)
+    if waits is None:
+        with collector_paused():
+            waits = plan.__dict__[KEPT] = Waits(plan)
+    return waits
+
+
+def _lanes(plan: Schedule, numbering: Numbering) -> list[Lane]:
+    homes = [plan.placement.ranks, plan.placement.opposite] if plan.placement.opposite else [plan.placement.ranks]
+    return [
+        Lane(stage, op, far > 0, rank, *numbering.ends(stage, op))
+        for far, ranks in enumerate(homes)
+        for op in Op
+        for stage, rank in enumerate(ranks)
+    ]
