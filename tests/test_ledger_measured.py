@@ -77,7 +77,7 @@ def predicted(name: str, plan: pp.Schedule, recompute: bool = False, **options: 
 
 @cache
 def measured(name: str, schedule: str, p: int = 4, link: str = LINK, **options: bool) -> Any:
-    plan, it = pp.build(schedule, p, M, PLANS[schedule]), batch(name)
+    plan, it = pp.build(schedule, p, M, PLANS.get(schedule)), batch(name)
     return pp.run(plan, *it.task, loss_fn=it.loss_fn, memory=True, link=link, **options)
 
 
@@ -189,6 +189,15 @@ def test_what_was_handed_over_is_held_by_who_needs_it_last(late: int) -> None:
     found = pp.run(plan, layers, rows, rows, loss_fn=F.mse_loss, memory=True).ledger
     assert found.rows == pp.ledger(plan, sizes).rows
     assert found.of(KEPT_FOR_W)[0] >= 2 * (1 + late) * ROWS * WIDTH * 4  # of two at least; stage 0's input is the batch
+
+
+@pytest.mark.parametrize(("schedule", "p"), [("dualpipe", 4), ("dualpipe-v", 2)])
+def test_so_it_is_where_actions_are_joined(schedule: str, p: int) -> None:
+    """Between the two of a pair a rank holds what F has made, and still what B will give back."""
+    plan = pp.build(schedule, p, M)
+    assert any(plan.pairs)
+    for kind in EXACT:
+        assert measured("mlp", schedule, p).ledger.of(kind) == predicted("mlp", plan).of(kind), kind
 
 
 # what messages take
