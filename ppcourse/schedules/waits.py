@@ -5,6 +5,7 @@ list of places, one an action, and a second list that has for each place that of
 loops of the standard library, which take a fraction of the time of ours.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import repeat
 from operator import add
@@ -71,7 +72,7 @@ class Waits:
         for places in self.rows:  # where a rank begins
             needs[places.start - 1] = leaves[places.start - 1] = -1
         place = dict(zip(leaves, range(self.never), strict=True))
-        del place[-1]
+        place.pop(-1, None)
         self.whole = len(place) == self.never - plan.num_ranks and self._is_full(plan)
         place |= dict.fromkeys(range(self.numbering.size, self.numbering.room), NOBODY)
         self.maker = [*map(place.get, needs, repeat(self.never)), self.never]
@@ -99,14 +100,14 @@ class Waits:
         m, turn = plan.num_microbatches, plan.placement.turn if plan.placement.opposite else plan.num_microbatches
         each = {False: min(turn, m), True: m - min(turn, m)}  # microbatches, by far
         right = ({Op.F, Op.B}, {Op.F, Op.I, Op.W}) if plan.trains else ({Op.F},)
-        held = [0] * plan.num_ranks
+        held = Counter[int]()
         for lane in self.lanes:
             held[lane.rank] += each[lane.far] * (lane.op is Op.F)
-        for row, microbatches in zip(self.rows, held, strict=True):
+        for rank, row in enumerate(self.rows):
             ops = {self.lanes[lane].op for lane in {*self.lane[row.start : row.stop]}}
-            if ops not in right or len(row) != microbatches * len(ops):
+            if ops not in right or len(row) != held[rank] * len(ops):
                 return False
-        return True
+        return sum(held[rank] for rank in range(plan.num_ranks)) == plan.num_stages * m
 
 
 def waits_of(plan: Schedule) -> Waits:
