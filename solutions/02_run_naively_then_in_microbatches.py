@@ -91,16 +91,18 @@ for m, step in steps.items():
 # %% [markdown]
 # This order, all forwards and then all backwards, is GPipe's. One rank alone would need 4 · 240 = 960 ms, as the naive
 # pipeline does. With eight microbatches it takes about a third of that. On real ranks, paced so that each F and B lasts
-# as long as above:
+# as long as above; other programs only ever add time, so the better of two steps counts:
 
 # %%
 torch.manual_seed(2)
 model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)])
 x, y = torch.randn(32, 16), torch.randn(32, 16).tanh()
 task = {"model": model, "inputs": x, "targets": y, "loss_fn": F.mse_loss}
-real = {m: pp.run("gpipe", p=4, m=m, pace=costs(m), **task) for m in (1, 2, 4, 8)}
+twice = {m: [pp.run("gpipe", p=4, m=m, pace=costs(m), **task) for _ in range(2)] for m in (1, 2, 4, 8)}
+real = {m: min(both, key=lambda result: result.timeline.makespan) for m, both in twice.items()}
 for m, result in real.items():
-    print(f"m = {m}: {1e3 * result.timeline.makespan:4.0f} ms (paced), loss {result.loss:.6f}")
+    t, share = result.timeline, sum(result.timeline.busy) / 4 / result.timeline.makespan
+    print(f"m = {m}: {1e3 * t.makespan:4.0f} ms (paced), ranks work {share:.0%} of the time, loss {result.loss:.6f}")
 assert 1.5 < real[1].timeline.makespan / real[8].timeline.makespan < 4
 
 # %%

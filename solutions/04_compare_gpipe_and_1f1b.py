@@ -97,11 +97,18 @@ task = {"model": model, "inputs": x, "targets": y, "loss_fn": nn.functional.mse_
 
 # %% [markdown]
 # As in lesson 03 the runs are **paced**: each F lasts 20 ms and each B 40 ms, whatever your machine, and what we
-# measure is when the messages really let each action start.
+# measure is when the messages really let each action start. Noise only adds time, so the better of two steps counts.
+
 
 # %%
+def real_step(name, pace):
+    """The better of two paced steps."""
+    steps = [pp.run(name, p=4, m=8, pace=pace, **task).timeline for _ in range(2)]
+    return min(steps, key=lambda step: step.makespan)
+
+
 pace = pp.Costs(forward=0.020, input_grad=0.020, weight_grad=0.020)
-paced = {name: pp.run(name, p=4, m=8, pace=pace, **task).timeline for name in NAMES}
+paced = {name: real_step(name, pace) for name in NAMES}
 formula = pp.formulas.step_time(4, 8, 0.020, 0.040)
 print(f"formula {formula:.2f} s; " + ", ".join(f"{name} {t.makespan:.2f} s (paced)" for name, t in paced.items()))
 assert all(0.99 < t.makespan / formula < 2 for t in paced.values())
@@ -214,9 +221,10 @@ for m in (8, 16, 32):
 
 # %%
 slow = pp.Costs(forward=0.020, input_grad=0.020, weight_grad=0.020, comm=0.020)
-took = {name: pp.run(name, p=4, m=8, pace=slow, **task).timeline.makespan for name in NAMES}
-print(", ".join(f"{name} {took[name]:.2f} s, predicted {0.020 * step(name, 1).makespan:.2f}" for name in NAMES))
-assert 1 < took["1f1b"] / took["gpipe"] < 2
+due = {name: 0.020 * step(name, 1).makespan for name in NAMES}
+took = {name: real_step(name, slow).makespan for name in NAMES}
+print(", ".join(f"{name} {took[name]:.2f} s, predicted {due[name]:.2f}" for name in NAMES))
+assert all(0.99 < took[name] / due[name] < 2 for name in NAMES)
 
 # %% [markdown]
 # ## Predict: the memory
@@ -308,8 +316,13 @@ for plan in (pp.build(name, p=8, m=32) for name in NAMES):
 
 # %% [markdown]
 # **The same bubble, and memory that does not grow with m.** So with 1F1B you can afford a larger m, and *that*
-# makes the bubble smaller.
-#
+# makes the bubble smaller. Drag m and p: on the left the bubble, which the two share; on the right what the fullest
+# rank holds. The other schedules to tick are those of the next three lessons.
+
+# %%
+pp.explore_m(["gpipe", "1f1b"], p=8, m=32)
+
+# %% [markdown]
 # ## Break it
 #
 # What if the warm-ups are not p − 1 − rank? The three loops again, with any four warm-ups:

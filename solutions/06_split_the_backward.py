@@ -429,7 +429,7 @@ plt.show()
 # green W's go:
 
 # %%
-pp.gantt(*(auto[limit] for limit in (3, 4, 7)), title="memory limits 3, 4 and 7")
+pp.gantt(*(auto[limit] for limit in (3, 4, 7)), title="memory limits 3, 4 and 7; times in µs")
 
 # %% [markdown]
 # ## The optimizer must not wait

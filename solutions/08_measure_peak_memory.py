@@ -391,9 +391,8 @@ for kept, style, label in ((kept_for_w[3], "-", "with what W needs"), (0, "--", 
     axes.step(
         range(len(row)), [n / 1024 for n in accumulate(change[a.op] for a in row)], style, where="post", label=label
     )
-axes.set(
-    xticks=range(len(row)), xticklabels=[f"{a.op}{a.microbatch}" for a in row], ylabel="KiB", title="rank 3, ZB-H1"
-)
+axes.set_xticks(range(len(row)), [f"{a.op}{a.microbatch}" for a in row], fontsize=8)
+axes.set(ylabel="KiB", title="rank 3, ZB-H1")
 axes.legend()
 plt.show()
 

@@ -22,7 +22,7 @@ from ppcourse.analysis.simulate import simulate
 from ppcourse.analysis.timeline import Timeline
 from ppcourse.lab import drills, progress
 from ppcourse.lab.drills import bank, interview, scores
-from ppcourse.lab.drills.bank import computed
+from ppcourse.lab.drills.bank import computed, lesson_06
 from ppcourse.lab.drills.question import ASKED
 from ppcourse.schedules import build
 from ppcourse.schedules.channels import outgoing
@@ -395,7 +395,7 @@ def test_the_bank_has_enough_of_everything() -> None:
 @each_question
 def test_a_question_is_whole(question: drills.Question) -> None:
     assert 3 <= len(question.rubric) <= 5
-    assert 1 <= len(question.follow_ups) <= 4
+    assert 2 <= len(question.follow_ups) <= 4
     assert question.wrong
     assert all(len(pair) == 2 and all(pair) for pair in question.wrong + question.follow_ups)
     assert 20 <= len(question.short.split()) <= 75  # 30 seconds at 150 words a minute
@@ -415,6 +415,17 @@ def test_cards_cite_the_same_sources() -> None:
     for kind in drills.kinds():
         for source in drills.card(kind, 0).source.split("; "):
             assert KNOWN_SOURCES.fullmatch(source), source
+
+
+def test_where_the_zero_bubble_formula_fails_it_is_for_the_reason_told() -> None:
+    """Rank 0 has run p forwards when its first gradient comes, owes no W, and waits (p − 1)·t_i."""
+    p, (t_f, t_i, t_w) = 4, lesson_06.UNEVEN
+    timeline = simulate(build("zb-h1", p, 9), Costs(t_f, t_i, t_w))
+    row = timeline.by_rank[0]
+    first = next(n for n, span in enumerate(row) if span.action.op == "I")
+    assert all(span.action.op == "F" for span in row[:first])
+    assert row[first].start - row[first - 1].end == (p - 1) * t_i == timeline.longest_stage_time - timeline.busy[0]
+    assert t_w > t_f
 
 
 def test_really_asked_is_said_of_those_known_to_be_and_of_no_others() -> None:

@@ -5,12 +5,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 import ppcourse as pp
-from ppcourse.runtime import gpus, torchrun, worker
+from ppcourse.runtime import gpus, joining, worker
 from ppcourse.runtime.carriers import choose
 from ppcourse.runtime.job import Job
 from ppcourse.runtime.result import Result
@@ -196,17 +197,22 @@ def test_kernels_are_loaded_before_a_transfer_can_be_waited_for(
     os.environ |= {} if own is None else {"CUDA_MODULE_LOADING": own}
     told: list[str | None] = []
     monkeypatch.setattr(worker, "enter", lambda device: told.append(os.environ.get("CUDA_MODULE_LOADING")))
+    monkeypatch.setattr(worker, "move", lambda module, device: None)
+    monkeypatch.setattr(worker, "generators", lambda device: ())
     monkeypatch.setattr(worker.Worker, "follow", lambda self, plan: None)
-    layers = {0: {0: torch.nn.Linear(2, 2)}}
-    worker.Worker(0, None, {}).open(Job(pp.build("gpipe", 1, 2), layers, None, link=link))  # type: ignore[arg-type]
+    job: Any = Job(pp.build("gpipe", 1, 2), {0: {0: torch.nn.Linear(2, 2)}}, None, link=link, device="cuda:0")
+    rank: Any = worker.Worker(0, None, {})  # type: ignore[arg-type]
+    rank.open(job)
     assert told == [loads]
 
 
 def test_under_torchrun_a_rank_tells_itself_what_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", os.environ | {"MASTER_ADDR": "127.0.0.1", "NCCL_DEBUG": "WARN"})
     os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
-    monkeypatch.setattr(torchrun.dist, "init_process_group", lambda *_, **__: None)
-    torchrun.join()
+    store = torch.distributed.HashStore()  # of one rank alone
+    monkeypatch.setattr(joining, "rendezvous", lambda *_, **__: iter([(store, 0, 1)]))
+    monkeypatch.setattr(joining.dist, "init_process_group", lambda *_, **__: None)
+    joining.join()
     assert (os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], os.environ["NCCL_DEBUG"]) == ("32", "WARN")
 
 

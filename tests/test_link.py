@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ import ppcourse as pp
 from ppcourse.analysis.buffers import GLOO_ROOM
 from ppcourse.runtime.ends import Room, check_place
 from ppcourse.runtime.errors import LinkError
+from ppcourse.runtime.level import Level
+from ppcourse.runtime.link import GlooLink
 from ppcourse.runtime.wire import Head
 from ppcourse.schedules.channels import Channel, Kind, Message, window
 
@@ -88,6 +91,19 @@ def test_a_message_that_is_not_the_one_awaited_is_named_and_never_used() -> None
     sentence = r"expected the activation of stage 0, microbatch 1, but the gradient of stage 2, microbatch 3 came"
     with pytest.raises(LinkError, match=sentence):
         check_place(messages(2)[1], Head(10, 1, 1, stage=2, microbatch=3, sent_at=0))
+
+
+def test_what_buffers_took_is_of_one_step() -> None:
+    link = object.__new__(GlooLink)
+    ends = [SimpleNamespace(level=Level(), begin=lambda: None) for _ in range(2)]
+    link._in, link._out = {CHANNEL: ends[0]}, {CHANNEL: ends[1]}
+    for size, end in zip((3, 5), ends, strict=True):
+        end.level.add(size)
+        end.level.add(2)
+        end.level.add(-size)
+    assert link.buffers == (5, 7)
+    link.begin()
+    assert link.buffers == (2, 2)
 
 
 # on ranks, over each link

@@ -147,6 +147,8 @@ def test_on_shared_memory_what_comes_before_its_turn_is_put_aside() -> None:
     """Rank 1 wants microbatch 2 first, before which 0 and 1 lie. Rank 0 gets what it wants in its order."""
     plan = Schedule.from_text("0F0 0F1 0F2 0F3 0B2 0B0 0B1 0B3\n1F2 1B2 1F0 1B0 1F1 1B1 1F3 1B3")
     assert ledger(plan, Sizes(boundary=5), link="shared").of("receive buffers") == (0, 10)
+    pairwise = Schedule.from_text("0F0 0F1 0F2 0F3 0B1 0B0 0B3 0B2\n1F1 1B1 1F0 1B0 1F3 1B3 1F2 1B2")
+    assert ledger(pairwise, Sizes(boundary=5), link="shared").of("receive buffers") == (0, 5)  # 0, and later 2
     for name in ("gpipe", "1f1b", "zb-h2"):
         for origin in ("formula", "simulated"):
             assert not any(ledger(build(name, 4, 8), Sizes(boundary=5), origin=origin, link="shared").of(RECEIVED))

@@ -108,6 +108,34 @@ def test_gradients_of_weights_are_gradients_whichever_microbatch_made_them() -> 
     assert (memory.kinds["gradients"], memory.kinds["activations"], memory.kinds["parameters"]) == (800, 0, 800)
 
 
+def test_the_batch_does_not_count_nor_what_is_made_of_it_in_its_place() -> None:
+    meter = LiveBytes(nn.Module())
+    batch = {0: (torch.zeros(10), [torch.zeros(5)])}
+    meter.leave_out(batch)
+    with meter:
+        view, changed = batch[0][0][2:], batch[0][1][0].add_(1)
+    meter.watch(batch)
+    assert meter.live == 0
+    del batch, view, changed
+    with meter:
+        others = [torch.zeros(n) for n in (10, 5) * 20]  # nobody of whom lies where the batch lay
+    assert meter.live == 4 * 15 * 20
+    meter.leave_out(())
+    del others
+
+
+def test_what_is_handed_over_on_a_rank_counts_until_it_is_used() -> None:
+    """A gradient whose maker has done its B: nobody else keeps it."""
+    meter = LiveBytes(nn.Module())
+    meter.turn_to((1, 0))
+    with meter:
+        gradient = torch.zeros(10)
+    for between, found in ((Between([(0, 0)]), 0), (Between([(0, 0)], handed=[[gradient]]), 40)):
+        meter.reset()
+        meter.boundary(between)
+        assert meter.most["activations"] == found
+
+
 def test_what_was_made_outside_counts_when_it_is_shown() -> None:
     meter, x = LiveBytes(nn.Module()), torch.zeros(10)
     assert meter.live == 0

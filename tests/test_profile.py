@@ -142,13 +142,13 @@ def test_what_stages_on_one_rank_keep_together_is_known(recompute: bool) -> None
     """Linear hands its output to a stage that keeps nothing of it but the gradient, which W of both needs; tanh keeps
     what it hands on, whether the next stage keeps it for its I, or for its W, too."""
     layers = [linear(), Shift(), linear(), torch.nn.Tanh(), torch.nn.Tanh(), linear()]
-    sizes = pp.profile(layers, rows(), budget=0.0).sizes([1] * 6, recompute=recompute)
-    if not recompute:  # of what is computed again, nobody keeps what it hands on
-        assert sizes.of("shared", 6) == (0, 0, 0, 0, ACTIVATION, ACTIVATION)
-        assert sizes.of("shared_for_w", 6) == (0, 0, 0, 0, 0, ACTIVATION)
-    else:
-        assert sizes.of("shared", 6) == (0,) * 6
-    assert sizes.of("shared_owed", 6) == (0, ACTIVATION, 0, 0, 0, 0)
+    turns = pp.profile(layers, rows(), budget=0.0).sizes([1] * 6, recompute=recompute).turns
+    kept = 0 if recompute else ACTIVATION  # of what is computed again, nobody keeps what it hands on
+    assert [turn.shared for turn in turns] == [0, 0, 0, 0, kept, kept]
+    assert [turn.owed for turn in turns] == [0, ACTIVATION, 0, 0, 0, 0]
+    # what is handed over waits, unless it is kept anyway; so does the gradient that is handed back
+    assert [turn.waits for turn in turns] == [0, *[ACTIVATION] * 3, *[ACTIVATION - kept] * 2]
+    assert [turn.returned for turn in turns] == [0, *[ACTIVATION] * 5]
 
 
 def test_what_a_message_has_beside_its_tensors_is_known() -> None:
@@ -158,6 +158,27 @@ def test_what_a_message_has_beside_its_tensors_is_known() -> None:
     x = torch.zeros(ROWS, WIDTH)
     pair, one = wire.pack((x, x)).numel() - 2 * ACTIVATION, wire.pack(x).numel() - ACTIVATION
     assert sizes.of("envelope", 3) == (pair, one, 0)
+    back = wire.pack([x, x]).numel(), wire.pack([x]).numel()
+    assert sizes.of("back", 3) == (*back, 0)
+
+
+def test_a_gradient_that_nobody_wants_is_a_small_message() -> None:
+    """Frozen layers come first: what goes back to them is None."""
+    layers = [linear().requires_grad_(False), linear(), linear()]
+    sizes = pp.profile(layers, rows(), budget=0.0).sizes([1, 1, 1])
+    x = torch.zeros(ROWS, WIDTH)
+    assert sizes.of("back", 3) == (wire.pack([None]).numel(), wire.pack([x]).numel(), 0)
+    weights = WIDTH * WIDTH + WIDTH
+    assert (sizes.of("parameters", 3), sizes.of("trainable", 3)) == ((weights,) * 3, (0, weights, weights))
+
+
+def test_statistics_count_with_the_weights_and_shared_weights_once() -> None:
+    same = linear()
+    sizes = pp.profile([same, torch.nn.BatchNorm1d(WIDTH), same], rows(), budget=0.0).sizes([3])
+    assert sizes.of("parameters", 1) == (WIDTH * WIDTH + WIDTH + 2 * WIDTH,)
+    assert sizes.of("buffers", 1) == (2 * 4 * WIDTH + 8,)  # mean, variance, and how many batches there were
+    plan = pp.build("1f1b", 1, 1)
+    assert pp.ledger(plan, sizes).of("parameters") == (4 * sizes.of("parameters", 1)[0] + 2 * 4 * WIDTH + 8,)
 
 
 def test_costs_of_stages_are_those_of_their_layers() -> None:
@@ -230,8 +251,8 @@ def test_layers_that_work_in_place_are_measured_and_nobody_elses_tensors_change(
     found = pp.profile([Double(), linear(), Double(), torch.nn.ReLU(inplace=True), linear()], inputs, budget=0.0)
     assert found.rounds == 1
     assert torch.equal(inputs, rows())
-    # the batch, which the first layer has written into, and one tensor that was doubled and cut off in its place
-    assert found.sizes([5]).of("stashed", 1) == (2 * ACTIVATION,)
+    # beside the batch, one tensor that was doubled and cut off in its place
+    assert found.sizes([5]).of("stashed", 1) == (ACTIVATION,)
 
 
 def test_frozen_layers_keep_nothing_for_w() -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ import ppcourse as pp
 from ppcourse.runtime import carriers, crates, wire
 from ppcourse.runtime.carriers import carrier
 from ppcourse.runtime.errors import LinkError
+from ppcourse.runtime.going import Afloat
 from ppcourse.runtime.meeting import listen, meet
 from ppcourse.runtime.shared import INLINE, Peer, SharedLink
-from ppcourse.schedules.channels import Message, incoming
+from ppcourse.schedules.channels import Channel, Kind, Message, incoming
 
 by_value(__name__)
 pytestmark = pytest.mark.skipif(bool(carriers.missing()), reason=carriers.missing())
@@ -270,6 +272,29 @@ def test_what_the_socket_has_no_room_for_is_on_its_way() -> None:
     pair.sender.begin()
     assert pair.taken()[1] == 0
     pair.close()
+
+
+@dataclass
+class Five:
+    """Five bytes on their way."""
+
+    size: int = 5
+    under_way: bool = True
+
+
+def test_each_channel_is_counted_at_its_most() -> None:
+    """Whether or not that is at the same time, as buffers of their own would be."""
+    afloat, (there, back) = Afloat(), [Channel(0, 1, kind) for kind in Kind]
+    first = Five()
+    afloat.add(there, first)
+    first.under_way = False
+    afloat.look()
+    afloat.add(back, Five())
+    assert afloat.most == 10
+    afloat.add(back, Five())
+    assert afloat.most == 15
+    afloat.reset()
+    assert afloat.most == 10
 
 
 def test_a_crate_that_is_filled_again_does_not_bring_its_last_message_back(pair: Pair) -> None:

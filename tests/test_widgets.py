@@ -1,6 +1,7 @@
 """Widgets, driven by their controls as a learner would: what they show, how fast, and what stands in for them."""
 
 import base64
+import importlib
 import re
 import statistics
 import time
@@ -17,6 +18,7 @@ from nbconvert import HTMLExporter
 from strategies import quick, refused
 
 import ppcourse as pp
+from ppcourse.lab import pairs
 from ppcourse.lab.draft import draft
 from ppcourse.lab.execute import execute
 from ppcourse.lab.panel import Panel, sentence
@@ -271,6 +273,23 @@ def test_the_other_widgets_follow_a_slider_at_their_largest() -> None:
     assert median_redraw(grid, "row_0", ["", "0F0", "0F0 0F1"]) < LIMIT
 
 
+def test_a_slider_does_not_wait_for_the_last_repair_of_zb_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("ppcourse.schedules.zb_auto")  # of which the package shows the function only
+    repair, timed = module.repair, []
+
+    def counted(problem: Any, best: Any, tries: int, good_enough: float) -> Any:
+        timed.append(tries * 3 * problem.p * problem.m)
+        return repair(problem, best, tries, good_enough)
+
+    monkeypatch.setattr(module, "repair", counted)
+    for p, m in ((4, 8), (8, 32)):
+        pp.explore("zb-auto", p=p, m=m, costs=pp.Costs(comm=1))
+        pp.build("zb-auto", p, m, costs=pp.Costs(comm=1))
+    quick, usual = timed[::2], timed[1::2]
+    assert max(quick) <= 100_000
+    assert all(3 * few < many for few, many in zip(quick, usual, strict=True))
+
+
 # over m
 
 
@@ -322,6 +341,28 @@ def test_up_to_the_break_even_dualpipe_wins_and_behind_it_it_does_not() -> None:
     for pair, wins in ((at - 0.01, True), (at + 0.01, False)):
         ours = pp.simulate(pp.build("dualpipe", 4, 16), pp.Costs(overlap=pair)).makespan
         assert (ours <= pp.simulate(pp.build("zb-h1", 4, 16)).makespan) is wins
+
+
+def test_the_slider_of_a_pair_looks_for_no_break_even_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    find = pairs._break_even
+
+    def counted(*given: Any) -> float | None:
+        looked.append(1)
+        return find(*given)
+
+    monkeypatch.setattr(pairs, "_break_even", counted)
+    panel = pp.explore_overlap()
+    before = panel.break_even
+    for pair in (2.9, 2.5, 2.0):
+        panel.pair.value = pair
+    assert (len(looked), panel.break_even) == (1, before)
+    panel.m.value = 18
+    assert len(looked) == 2
+    panel.m.value = 6  # too few: there is none
+    assert panel.break_even is None
+    panel.m.value = 16
+    assert (len(looked), panel.break_even) == (3, before)
 
 
 def test_a_pair_shorter_than_its_longer_half_is_called_impossible() -> None:

@@ -32,21 +32,18 @@ def link_of(carrier: str) -> Link:
 class Buffers:
     """The channels between the ranks of a plan.
 
-    boundary   bytes that each stage hands on; the gradient that comes back takes as many
-    envelope   bytes of a message beside these
+    there      bytes of the message with what each stage hands on
+    back       bytes of the message with the gradient that comes back for it
     link       one of LINKS
 
     size       of each channel, the bytes of its largest message
     count      of each channel, how many messages go through it in a step
     """
 
-    def __init__(
-        self, plan: Schedule, boundary: Sequence[float], envelope: Sequence[float] | None = None, link: Link = "posted"
-    ) -> None:
+    def __init__(self, plan: Schedule, there: Sequence[float], back: Sequence[float], link: Link = "posted") -> None:
         if link not in LINKS:
             raise ValueError(f"link is {link!r}; what buffers take is known of {', '.join(LINKS)}.")
-        self.plan, self.link = plan, link
-        self.message = [a + b for a, b in zip(boundary, envelope or [0.0] * len(boundary), strict=True)]
+        self.plan, self.link, self.there, self.back = plan, link, there, back
         self.size: dict[Channel, float] = {}
         self.count: dict[Channel, int] = {}
         ops = (Op.F, Op.B) if plan.trains else (Op.F,)
@@ -87,8 +84,8 @@ class Buffers:
         return max(size, GLOO_ROOM) if self.link == "gloo" else size
 
     def _size_of(self, message: Message) -> float:
-        """A gradient is as large as the activation that it belongs to."""
-        return self.message[message.stage if message.channel.kind is Kind.ACTIVATION else message.stage - 1]
+        """A gradient belongs to what the stage before its maker has handed on."""
+        return self.there[message.stage] if message.channel.kind is Kind.ACTIVATION else self.back[message.stage - 1]
 
     def _put_aside(self) -> tuple[float, ...]:
         """For each rank, the most bytes of messages that lay before those that it wanted, as its row goes on."""

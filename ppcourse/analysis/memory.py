@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from ppcourse.analysis import formulas
 from ppcourse.analysis.buffers import Buffers, Link
 from ppcourse.analysis.ledger import KINDS, Ledger
-from ppcourse.analysis.sharing import Sharing
+from ppcourse.analysis.sharing import Sharing, Turn
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.channels import Channel, Traffic, channels, outgoing
 from ppcourse.schedules.costs import PerStage, check_size, per_stage
@@ -21,21 +21,20 @@ class Sizes:
     """What the stages of a model take. Each is one number for every stage, or one number a stage.
 
     parameters        how many weights a stage has
+    trainable         how many of them are trained, and so have a gradient and optimizer state; all by default
     weight_bytes      bytes of a weight; with 2, 4 and 12 the three make 18 a parameter: bf16 weights, float32
                       gradients, and float32 copies, Adam's two moments included (Megatron-LM,
                       theoretical_memory_usage.py). All float32 with Adam: 4, 4 and 8
     gradient_bytes    bytes of its gradient
     optimizer_bytes   bytes of optimizer state for it; `12 / data_parallel` where the replicas share it
+    buffers           bytes of what a stage has beside weights (a norm's statistics); counted with them
     stashed           bytes that F keeps for the backward of one microbatch
     kept_for_w        what of it is left after I, until W
-    boundary          bytes that a stage hands on for one microbatch; the gradient that comes back takes as many
+    boundary          bytes that a stage hands on for one microbatch
     envelope          bytes of a message beside these: what it is, and the shapes of its tensors
-
-    What a stage and the one before it keep together, if they are on one rank (sharing.py):
-
-    shared            bytes of `stashed` that the stage before has stashed too
-    shared_for_w      bytes of `kept_for_w` that the stage before still has stashed
-    shared_owed       bytes of `kept_for_w` that the stage before keeps for its W too
+    back              bytes of the message that brings the gradient back for it; as many as both by default
+    turns             for each stage, what it shares with the one before if both are on one rank (sharing.py); or
+                      none: nothing is shared, and what is handed over there takes nothing
 
     Raises ValueError for what is not a finite number of at least 0.
     """
@@ -48,25 +47,41 @@ class Sizes:
     kept_for_w: PerStage = 0.0
     boundary: PerStage = 0.0
     envelope: PerStage = 0.0
-    shared: PerStage = 0.0
-    shared_for_w: PerStage = 0.0
-    shared_owed: PerStage = 0.0
+    back: PerStage | None = None
+    trainable: PerStage | None = None
+    buffers: PerStage = 0.0
+    turns: Sequence[Turn] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            check_size(f"Sizes.{field.name}", getattr(self, field.name), one_only=field.name.endswith("_bytes"))
+            value = getattr(self, field.name)
+            if field.name == "turns":
+                for turn in value:
+                    check_size("Sizes.turns", turn)
+            elif value is not None or field.name not in ("back", "trainable"):
+                check_size(f"Sizes.{field.name}", value, one_only=field.name.endswith("_bytes"))
 
     def of(self, name: str, num_stages: int) -> tuple[float, ...]:
         """The numbers called `name`, stage by stage. Raises ValueError if they are of another number of stages."""
+        if name == "trainable" and self.trainable is None:
+            name = "parameters"
+        if name == "back" and self.back is None:
+            both = zip(self.of("boundary", num_stages), self.of("envelope", num_stages), strict=True)
+            return tuple(map(sum, both))
         return per_stage(f"Sizes.{name}", getattr(self, name), num_stages)
 
-    def sharing(self, plan: Schedule) -> tuple[tuple[float, ...], ...] | None:
-        """The three last ones, stage by stage; None if no rank of the plan has two stages that share anything."""
-        homes = [*plan.placement.ranks], [*plan.placement.opposite]
+    def sharing(self, plan: Schedule) -> Sequence[Turn]:
+        """The turns; none if no rank of the plan has two stages in a row that share anything.
+
+        Raises ValueError if they are of another number of stages.
+        """
+        if self.turns and len(self.turns) != plan.num_stages:
+            raise ValueError(
+                f"Sizes.turns has {len(self.turns)} of them for {plan.num_stages} stages; give one for each."
+            )
+        homes = plan.placement.ranks, plan.placement.opposite
         follows = {s for ranks in homes for s in range(1, len(ranks)) if ranks[s] == ranks[s - 1]}
-        names = ("shared", "shared_for_w", "shared_owed")
-        found = tuple(self.of(name, plan.num_stages) for name in names)
-        return found if any(numbers[stage] for stage in follows for numbers in found) else None
+        return self.turns if self.turns and any(any(self.turns[stage]) for stage in follows) else ()
 
 
 Held: TypeAlias = tuple[float, float, float]
@@ -106,7 +121,8 @@ def ledger(
     found = held_by_formula(plan, sizes, keep_outputs)
     if found is None:
         raise ValueError(f"There is no closed form for what {plan.name} holds here; take origin='simulated'.")
-    if link == "shared" and Buffers(plan, (0.0,) * plan.num_stages).mixed:
+    nothing = (0.0,) * plan.num_stages
+    if link == "shared" and Buffers(plan, nothing, nothing).mixed:
         raise ValueError(f"There is no closed form for what {plan.name} puts aside here; take origin='simulated'.")
     return replace(tally(plan, sizes, found, None, link), origin="formula")
 
@@ -120,7 +136,8 @@ def tally(
 ) -> Ledger:
     """The ledger of ranks that hold so much; without traffic, of channels whose messages are used in their order."""
     stages = plan.num_stages
-    buffers = Buffers(plan, sizes.of("boundary", stages), sizes.of("envelope", stages), link)
+    there = tuple(map(sum, zip(sizes.of("boundary", stages), sizes.of("envelope", stages), strict=True)))
+    buffers = Buffers(plan, there, sizes.of("back", stages), link)
     received, sent = buffers.received(traffic), buffers.sent()
     rows = []
     for rank, weights in enumerate(static(plan.placement, sizes)):
@@ -132,22 +149,24 @@ def tally(
 
 def static(placement: Placement, sizes: Sizes) -> Iterator[tuple[float, float, float]]:
     """For each rank, the bytes of weights, gradients and optimizer state."""
-    parameters = sizes.of("parameters", placement.num_stages)
+    names = "parameters", "trainable", "buffers"
+    numbers = list(zip(*(sizes.of(name, placement.num_stages) for name in names), strict=True))
     for rank in range(placement.num_ranks):
-        weights = sum(parameters[stage] for stage in placement.stages_of(rank))
-        yield weights * sizes.weight_bytes, weights * sizes.gradient_bytes, weights * sizes.optimizer_bytes
+        weights, trained, buffers = map(sum, zip(*(numbers[s] for s in placement.stages_of(rank)), strict=True))
+        held = weights * sizes.weight_bytes + buffers
+        yield held, trained * sizes.gradient_bytes, trained * sizes.optimizer_bytes
 
 
 def held_by_plan(plan: Schedule, sizes: Sizes, keep_outputs: bool = False) -> tuple[Held, ...]:
     """Found by going through each row; of equal moments, the first."""
     stashed, kept = sizes.of("stashed", plan.num_stages), sizes.of("kept_for_w", plan.num_stages)
     output = _outputs(plan, sizes) if keep_outputs else (0.0,) * plan.num_stages
-    shared = sizes.sharing(plan)
+    turns = sizes.sharing(plan)
     peaks = []
     for row in plan.rows:
         peak: Held = (0.0, 0.0, 0.0)
         most = activations = owed = outputs = 0.0
-        sharing = Sharing(*shared) if shared else None
+        sharing = Sharing(plan, turns) if turns else None
         for action in row:
             stage, op, _ = action
             if op is Op.F:
@@ -158,8 +177,8 @@ def held_by_plan(plan: Schedule, sizes: Sizes, keep_outputs: bool = False) -> tu
                 activations, outputs = activations - stashed[stage], outputs - output[stage]
                 owed += kept[stage] if op is Op.I else 0.0
             if sharing:
-                twice = sharing.after(action)
-                activations, owed = activations - twice[0], owed - twice[1]
+                more = sharing.after(action)
+                activations, owed = activations + more[0], owed + more[1]
             if activations + owed + outputs > most:
                 most, peak = activations + owed + outputs, (activations, owed, outputs)
         peaks.append(peak)

@@ -1,48 +1,63 @@
-"""What two stages on one rank keep of a microbatch together: it is there once, whatever each counts for itself.
+"""Where a stage hands over to the next on its own rank (the turn of a vee): nothing is copied, and nothing is sent.
 
-Where a stage hands over to the next on its own rank (the turn of a vee), nothing is copied. What one keeps of its
-output and the other of its input is the same memory, as are gradients that pass a stage unchanged.
+What both keep, one of its output and the other of its input, is there once, as are gradients that pass a stage
+unchanged. And what is handed over waits on the rank until it is used. Stages are looked at two by two: of three in a
+row on one rank, what the first and the third share is counted twice.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ppcourse.schedules.action import Action, Op
+from ppcourse.schedules.schedule import Schedule
 
-STASHED, OWED = "stashed", "owed"
+STASHED, OWED, DONE = "stashed", "owed", "done"
+
+
+class Turn(NamedTuple):
+    """A stage and the one before it on one rank: by how many bytes they take more, or less, than each for itself.
+
+    waits      more, after F of the stage before, until F: what is handed over and not kept there
+    shared     less, after both F's: what both keep
+    between    more, after I, until the backward of the stage before: the gradient that waits, above all
+    for_w      less, in the same time: what of kept_for_w the stage before has anyway, or is counted there
+    owed       less, after both I's: what both keep for W
+    returned   more, after B or W, until the backward of the stage before: the gradient that waits
+    """
+
+    waits: float = 0.0
+    shared: float = 0.0
+    between: float = 0.0
+    for_w: float = 0.0
+    owed: float = 0.0
+    returned: float = 0.0
 
 
 class Sharing:
-    """Along one row, the bytes that would be counted twice.
+    """Along one row, what comes on top of what each stage keeps for itself, or goes off."""
 
-    stashed   stashed[s]: kept by stage s from F on, and by stage s - 1 as well
-    for_w     for_w[s]: kept by stage s from I on, while stage s - 1 has its backward still before it
-    owed      owed[s]: kept by both from I on
-    """
-
-    def __init__(self, stashed: Sequence[float], for_w: Sequence[float], owed: Sequence[float]) -> None:
-        self._stashed, self._for_w, self._owed = stashed, for_w, owed
+    def __init__(self, plan: Schedule, turns: Sequence[Turn]) -> None:
+        self._plan, self._turns = plan, turns
         self._state: dict[tuple[int, int], str] = {}
 
     def after(self, action: Action) -> tuple[float, float]:
-        """How many more bytes the action makes twice of what waits for B or I, and of what waits for W."""
+        """What the action changes of what waits for B or I, and of what waits for W."""
         stage, op, microbatch = action
-        before = self._twice(stage, microbatch)
-        if state := {Op.F: STASHED, Op.I: OWED}.get(op):
-            self._state[stage, microbatch] = state
-        else:
-            self._state.pop((stage, microbatch), None)
-        now = self._twice(stage, microbatch)
-        return now[0] - before[0], now[1] - before[1]
-
-    def _twice(self, stage: int, microbatch: int) -> tuple[float, float]:
-        """With the stage before it and with the one after it."""
-        whole = rest = 0.0
-        for second in (stage, stage + 1):
-            states = self._state.get((second - 1, microbatch)), self._state.get((second, microbatch))
-            if states == (STASHED, STASHED):
-                whole += self._stashed[second]
-            elif states == (STASHED, OWED):
-                rest += self._for_w[second]
-            elif states == (OWED, OWED):
-                rest += self._owed[second]
+        pairs = [(second, microbatch) for second in (stage, stage + 1) if self._on_one_rank(second, microbatch)]
+        before = [self._extra(*pair) for pair in pairs]
+        self._state[stage, microbatch] = {Op.F: STASHED, Op.I: OWED}.get(op, DONE)
+        now = [self._extra(*pair) for pair in pairs]
+        whole, rest = (sum(new[n] - old[n] for new, old in zip(now, before, strict=True)) for n in (0, 1))
         return whole, rest
+
+    def _on_one_rank(self, second: int, microbatch: int) -> bool:
+        homes = self._plan.placement.homes(microbatch)
+        return 0 < second < len(homes) and homes[second - 1] == homes[second]
+
+    def _extra(self, second: int, microbatch: int) -> tuple[float, float]:
+        turn = self._turns[second]
+        first, then = self._state.get((second - 1, microbatch)), self._state.get((second, microbatch))
+        if first == STASHED:
+            extras = {None: (turn.waits, 0.0), STASHED: (-turn.shared, 0.0), OWED: (turn.between, -turn.for_w)}
+            return extras.get(then, (turn.returned, 0.0))
+        return (0.0, -turn.owed) if first == then == OWED else (0.0, 0.0)

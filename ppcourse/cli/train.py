@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ppcourse.runtime.checkpoint_folder import Story
 from ppcourse.runtime.data import batches, text_loss
 from ppcourse.runtime.errors import RankError
 from ppcourse.runtime.models import gpt
@@ -45,6 +46,8 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--link", default="auto", help="auto, or what carries messages: shared, gloo, nccl, staged")
     train.add_argument("--seed", type=int, default=0)
     train.add_argument("--timeout", type=float, default=60.0, help="seconds without progress that pass for a hang (60)")
+    train.add_argument("--checkpoint-dir", type=Path, help="go on from the newest checkpoint in there, and write more")
+    train.add_argument("--checkpoint-every", type=int, default=10, help="steps between two checkpoints (10)")
     train.add_argument("--json", type=Path, help="also write every step's numbers into this file")
     return train
 
@@ -75,8 +78,7 @@ def _plan(options: argparse.Namespace, here: Place | None) -> Schedule:
 
 def _with_a_pool(plan: Schedule, options: argparse.Namespace) -> int:
     done = train(plan, _model(options), _data(plan, options), **_common(plan, options), progress=sys.stderr.isatty())
-    rows = zip(done.losses, done.norms, done.step_times, strict=True)
-    logs = [StepLog(*row, done.message_bytes) for row in rows]  # all steps send as much as the last
+    logs = _logs(done.losses, done.norms, done.step_times, done.message_bytes)
     for number, log in enumerate(logs):
         _tell(number, log)
     return _close(plan, logs, options)
@@ -90,10 +92,19 @@ def _under_torchrun(here: Place, plan: Schedule, options: argparse.Namespace) ->
         if here.rank == 0:
             _tell(number, log)
 
-    train_here(here, plan, _model(options), _data(plan, options), told, **_common(plan, options))
+    def goes_on(story: Story) -> None:
+        logs.extend(_logs(story.losses, story.norms, story.step_times))
+        if here.rank == 0:
+            print(f"goes on after step {story.step}, from {options.checkpoint_dir}", flush=True)
+
+    train_here(here, plan, _model(options), _data(plan, options), told, **_common(plan, options), goes_on=goes_on)
     if here.rank == 0:
         _close(plan, logs, options)
     return _end(here, 0)
+
+
+def _logs(losses: Sequence[float], norms: Sequence[float], seconds: Sequence[float], sent: int = 0) -> list[StepLog]:
+    return [StepLog(*row, sent) for row in zip(losses, norms, seconds, strict=True)]
 
 
 def _model(options: argparse.Namespace) -> torch.nn.Sequential:
@@ -112,6 +123,8 @@ def _common(plan: Schedule, options: argparse.Namespace) -> dict[str, Any]:
         "optimizer": functools.partial(torch.optim.AdamW, lr=options.lr),
         "steps": options.steps,
         "clip_norm": options.clip_norm,
+        "checkpoint_dir": options.checkpoint_dir,
+        "checkpoint_every": options.checkpoint_every,
         "device": options.device,
         "link": options.link,
         "pace": None if each is None else Costs(each, each, each),
@@ -127,11 +140,11 @@ def _tell(number: int, log: StepLog) -> None:
 def _close(plan: Schedule, logs: list[StepLog], options: argparse.Namespace) -> int:
     how = "measured" if options.pace is None else "paced"
     median = statistics.median(log.seconds for log in logs) * 1e3
-    megabytes = logs[-1].message_bytes / 1e6
-    print(
-        f"{plan.name}, p={plan.num_ranks} m={plan.num_microbatches}: {median:.0f} ms a step ({how}, median),", end=" "
-    )
-    print(f"{megabytes:.2f} MB of messages a step; loss {logs[0].loss:.4f} to {logs[-1].loss:.4f}", flush=True)
+    sent = logs[-1].message_bytes  # all steps send as much, also those behind a checkpoint, which does not tell
+    messages = f" {sent / 1e6:.2f} MB of messages a step;" if sent else ""
+    print(f"{plan.name}, p={plan.num_ranks} m={plan.num_microbatches}: {median:.0f} ms a step ({how}, median);", end="")
+    print(f"{messages} loss {logs[0].loss:.4f} to {logs[-1].loss:.4f}", flush=True)
+    logs = [log._replace(message_bytes=sent) for log in logs]
     if options.json:
         options.json.write_text(json.dumps([log._asdict() for log in logs], indent=1))
     return 0

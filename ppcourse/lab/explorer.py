@@ -17,10 +17,12 @@ from ppcourse.lab.svg import svg
 from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule
+from ppcourse.schedules.zb_auto import zb_auto
 
 NOTHING = "nothing"
 HEADS = ("", "makespan", "longest stage", "bubble rate", "overhead", "holds at most")
 MOST_RANKS, MOST_MICROBATCHES = 8, 32
+QUICKLY = 100_000  # the work of a zb-auto that is planned while a slider moves: a twentieth of the usual
 
 
 class Predicted(NamedTuple):
@@ -34,11 +36,13 @@ class Predicted(NamedTuple):
     def of(cls, name: str, p: int, m: int, v: int, costs: Costs) -> "Predicted":
         """The schedule `name`; `costs` are those of one rank's layers, however many stages they are cut into.
 
-        `v` counts only where the schedule has a choice. Raises ValueError for counts that it cannot have.
+        `v` counts only where the schedule has a choice; zb-auto is planned more quickly than by `build`, and perhaps
+        not as well. Raises ValueError for counts that it cannot have.
         """
+        if name == "zb-auto":
+            return cls.from_plan(zb_auto(p, m, costs, work=QUICKLY), costs)
         takes = inspect.signature(SCHEDULES[name]).parameters
-        plan = build(name, p, m, v if "v" in takes else None, costs=costs if "costs" in takes else None)
-        return cls.from_plan(plan, costs)
+        return cls.from_plan(build(name, p, m, v if "v" in takes else None), costs)
 
     @classmethod
     def from_plan(cls, plan: Schedule, costs: Costs) -> "Predicted":

@@ -27,6 +27,7 @@ class Overlap(Panel):
     predicted: tuple[Predicted, ...] = ()
     break_even: float | None = None
     tells = True  # of the break-even, in words
+    _found: tuple[Any, float | None] = ((), None)  # for which controls, the break-even found last
 
     def draw(self) -> Drawn:
         """The two charts on one time axis; the formula's bubble and the simulator's; the break-even."""
@@ -38,9 +39,16 @@ class Overlap(Panel):
         sizes = c["p"].value, c["m"].value, 2
         ours, other = (Predicted.of(c[name].value, *sizes, costs) for name in ("schedule", "beside"))
         self.predicted = ours, other
-        self.break_even = _break_even(ours, other, costs)
+        self.break_even = self._longest(ours, other, costs)
         chart = svg(ours.timeline, other.timeline, held=[ours.held, other.held])
         return Drawn(chart + table(HEADS, [ours.cells(), other.cells()]) + self._told(costs))
+
+    def _longest(self, ours: Predicted, other: Predicted, costs: Costs) -> float | None:
+        """The break-even, which is looked for again only if something else than F&B has changed."""
+        others = tuple(control.value for name, control in self.controls.items() if name != "pair")
+        if others != self._found[0]:
+            self._found = others, _break_even(ours, other, costs)
+        return self._found[1]
 
     def _told(self, costs: Costs) -> str:
         """Sentences below the charts."""

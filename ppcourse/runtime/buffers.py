@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ppcourse.runtime.together import copied, lies_in
+from ppcourse.runtime.together import copied, memory_of
 
 Buffers: TypeAlias = dict[tuple[nn.Module, str], Any]
 """{(module, name): the value of a buffer or attribute}"""
@@ -29,15 +29,15 @@ class Renewed:
         self._written: set[tuple[nn.Module, str]] = set()
 
     @contextmanager
-    def for_one(self, keeps_graph: bool) -> Iterator[None]:
-        """In here a forward runs, and maybe keeps a graph."""
-        if keeps_graph:
-            _put(_copied({key: value for key in self._written if _is_data(value := _value(*key))}))
+    def for_one(self) -> Iterator[None]:
+        """In here a forward runs and keeps a graph."""
+        _put(_copied({key: value for key in self._written if _is_data(value := _value(*key))}))
         before = {key: (value, value._version) for key, value in _all(self._modules).items() if _is_data(value)}
         yield
         written = [value for value, version in before.values() if value._version != version]
         if written:  # and their views, whose own versions do not say so
-            self._written |= {key for key, (value, _) in before.items() if lies_in(value, written)}
+            there = memory_of(written)
+            self._written |= {key for key, (value, _) in before.items() if memory_of([value]) <= there}
 
 
 def tensors_kept(modules: Iterable[nn.Module]) -> list[Tensor]:

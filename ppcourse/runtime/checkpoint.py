@@ -42,7 +42,6 @@ def save(folder: Path, rank: int, model: nn.Module, trainer: Trainer, first: Map
     Raises RuntimeError for an optimizer that a checkpoint cannot keep, and what writing raises.
     """
     from torch.distributed.checkpoint import state_dict_saver as dcp
-    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
@@ -56,13 +55,8 @@ def save(folder: Path, rank: int, model: nn.Module, trainer: Trainer, first: Map
         state |= {f"optimizer/{first.get(name, name)}/{key}": value for key, value in kept.items()}
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     alone = not dist.is_initialized()
-    try:
-        with _quiet():
-            dcp.save(state, storage_writer=FileSystemWriter(folder), planner=planner, no_dist=alone)
-    except CheckpointException as error:  # which every rank gets, whoever failed
-        if rank in error.failures:
-            raise error.failures[rank][0] from None
-        raise LinkError(f"ranks {sorted(error.failures)} could not write") from None
+    with _plainly(rank):
+        dcp.save(state, storage_writer=FileSystemWriter(folder), planner=planner, no_dist=alone)
     wrote = [*folder.glob(f"__{rank}_*"), *(folder.glob(".metadata") if rank == 0 else ())]
     return Part(None if trainer.made is None else type(trainer.made).__name__, {p.name: sizes(p) for p in wrote})
 
@@ -93,7 +87,7 @@ def _read(folder: Path, wanted: set[str]) -> State:
             if isinstance(kind, TensorStorageMetadata):
                 read[key] = torch.empty(kind.size, dtype=kind.properties.dtype)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    with _quiet():
+    with _plainly(0):
         dcp.load(read, storage_reader=reader, planner=planner, no_dist=True)  # each rank reads for itself
     return read
 
@@ -108,8 +102,16 @@ def sizes(path: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warning that one process works alone, as it is meant to."""
+def _plainly(rank: int) -> Iterator[None]:
+    """Without the warning that one process works alone, as it is meant to; and of what went wrong, on whichever rank,
+    which all ranks are told, each raises what is its own."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+        try:
+            yield
+        except CheckpointException as error:
+            if rank in error.failures:
+                raise error.failures[rank][0] from None
+            raise LinkError(f"ranks {sorted(error.failures)} could not write") from None

@@ -68,10 +68,19 @@ def _checksum(told: dict[str, Any]) -> int:
 
 @dataclass
 class Folder:
-    """`whole` are the checkpoints that this training wrote, or has found whole, oldest first."""
+    """`whole` are the checkpoints that this training has found whole or had written, oldest first."""
 
     path: Path
     whole: list[Path] = field(default_factory=list)
+
+    def make(self) -> None:
+        """If it is not there. Raises ValueError if it cannot be."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"checkpoint_dir is {str(self.path)!r}, but it cannot be made: {error.strerror}."
+            ) from None
 
     def newest(self) -> Story | None:
         """Of the newest whole checkpoint, or None if there is none. Warns of those passed over."""

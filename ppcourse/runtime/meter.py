@@ -27,11 +27,13 @@ class Between(NamedTuple):
     stashed   the microbatches of stages that wait for their B or I
     owed      those that wait for their W
     sent      outputs that are kept though they have been sent
+    handed    what stages have handed over on their own rank, and is not used yet
     """
 
     stashed: Collection[Owner] = ()
     owed: Collection[Owner] = ()
     sent: Any = None
+    handed: Any = None
 
 
 NOTHING = Between()
@@ -78,6 +80,9 @@ class Meter:
     def watch(self, value: Any) -> None:
         """Count the tensors in `value`, which were made outside."""
 
+    def leave_out(self, batch: Any) -> None:
+        """Until the next call, do not count these tensors, nor views of them: a batch is there anyway."""
+
     def boundary(self, between: Between = NOTHING) -> None:
         """Between two actions: note what is held."""
 
@@ -107,6 +112,7 @@ class LiveBytes(Meter):
         self._model, self._owner = model, (-1, -1)
         self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._owners: dict[int, set[Owner]] = {}
+        self._batch: dict[int, torch.UntypedStorage] = {}
         self._sizes: dict[int, int] = {}
         self._mode = _Watch(self)
         self.watch([*model.parameters(), *model.buffers()])
@@ -125,18 +131,22 @@ class LiveBytes(Meter):
         for storage in storages(value):
             self._watch(storage)
 
+    def leave_out(self, batch: Any) -> None:
+        # the storages themselves: an address that is free again may be anybody's
+        self._batch = {storage._cdata: storage for storage in storages(batch)}
+
     def boundary(self, between: Between = NOTHING) -> None:
         grads = self._gradients()
         self.held = max(self.held, self.live - self._weights - sum(grads.values()))
         now = dict.fromkeys((ACTIVATIONS, KEPT_FOR_W), 0.0) | ({} if between.sent is None else {SENT: 0.0})
-        sent = _sizes(between.sent)
+        sent, handed = _sizes(between.sent), _sizes(between.handed)
         stashed, owed = set(between.stashed), set(between.owed)
         for key, owners in self._owners.items():
             if key in self._fixed or key in grads:
                 continue
             if key in sent:
                 now[SENT] += self._sizes[key]
-            elif not owners.isdisjoint(stashed):
+            elif key in handed or not owners.isdisjoint(stashed):
                 now[ACTIVATIONS] += self._sizes[key]
             elif not owners.isdisjoint(owed):
                 now[KEPT_FOR_W] += self._sizes[key]
@@ -158,6 +168,8 @@ class LiveBytes(Meter):
 
     def _watch(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
+        if key in self._batch:
+            return
         if key in self._seen:
             self._owners[key].add(self._owner)
             return

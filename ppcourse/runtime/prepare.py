@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from numbers import Integral, Real
 from typing import Any, TypeAlias
 
@@ -12,6 +13,7 @@ from torch import nn
 from ppcourse.analysis.partition import partition as partition_layers
 from ppcourse.runtime.carriers import choose
 from ppcourse.runtime.shipping import check_travels, weights_in
+from ppcourse.runtime.together import groups, overlap
 from ppcourse.runtime.training import Tie
 from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.costs import Costs
@@ -171,6 +173,20 @@ def check_weights(cut: Cut, loss_fn: Callable[..., Any] | None) -> None:
     own = {id(weight) for weight in loss_fn.parameters()} if isinstance(loss_fn, nn.Module) else set()
     if loss_fn is not None and set(weights_in(loss_fn)) - own:
         raise ValueError("loss_fn reaches weights of the model; it must depend on outputs and targets alone.")
+
+
+def check_memory(cut: Cut) -> None:
+    """Raise ValueError if weights that lie in one memory, and are not one, live on different ranks: there each would
+    have memory of its own, and train on its own."""
+    names = {id(cut._weight(name)): name for name in cut.aliases}
+    for group in groups([cut._weight(name) for name in cut.aliases]):
+        for one, other in combinations(group, 2):
+            first, second = names[id(one)], names[id(other)]
+            if cut._holders(first) != cut._holders(second) and overlap(one, other):
+                raise ValueError(
+                    f"The weights {first} and {second} lie in one memory, but are two that live on different ranks;"
+                    " make them one parameter, which both layers have."
+                )
 
 
 def check_all_travel(cut: Cut, jobs: Sequence[Any]) -> None:

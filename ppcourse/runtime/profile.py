@@ -16,6 +16,7 @@ from ppcourse.analysis.ledger import aligned
 from ppcourse.analysis.memory import Sizes
 from ppcourse.analysis.partition import partition
 from ppcourse.analysis.shape import per_stage
+from ppcourse.analysis.sharing import Turn
 from ppcourse.runtime.batch import Batch
 from ppcourse.runtime.extras import check_extras
 from ppcourse.runtime.prepare import Model, check_function, layers_of
@@ -56,7 +57,9 @@ class Profile:
 
     layers: tuple[LayerProfile, ...]
     rounds: int
-    _weigh: Callable[[Sequence[int], bool, bool], list[Kept]] | None = field(default=None, repr=False, compare=False)
+    _weigh: Callable[[Sequence[int], bool], tuple[list[Kept], list[Turn]]] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     @property
     def times(self) -> tuple[float, ...]:
@@ -81,11 +84,9 @@ class Profile:
         """
         if self._weigh is None:
             raise ValueError("This profile could not run the model, so it knows no bytes.")
-        kept = self._weigh(_checked(partition_sizes, len(self.layers)), recompute, True)
-        stashed, kept_for_w, boundary, envelope, shared = zip(*kept, strict=True)
-        parameters = self._by_stage("parameters", partition_sizes)
-        alone = parameters, 4.0, 4.0, optimizer_bytes, stashed, kept_for_w, boundary, envelope
-        return Sizes(*alone, *zip(*shared, strict=True))
+        kept, turns = self._weigh(_checked(partition_sizes, len(self.layers)), recompute)
+        by_name = {name: [getattr(stage, name) for stage in kept] for name in Kept._fields}
+        return Sizes(weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=optimizer_bytes, turns=turns, **by_name)
 
     def _by_stage(self, word: str, sizes: Sequence[int]) -> tuple[float, ...]:
         return per_stage([getattr(layer, word) for layer in self.layers], _checked(sizes, len(self.layers)))
@@ -141,7 +142,7 @@ def profile(
         return _by_weights(layers)
     numbers = zip(layers, times, apart, strict=True)
     found = (LayerProfile(type(x).__name__, *spent, _weights(x), *kept[:3]) for x, spent, kept in numbers)
-    return Profile(tuple(found), rounds, run.weigh)
+    return Profile(tuple(found), rounds, run.weigh_with_turns)
 
 
 def partition_by_profile(

@@ -21,10 +21,11 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from ppcourse.analysis.sharing import Turn
 from ppcourse.runtime import wire
 from ppcourse.runtime.handed_on import as_inputs, tensors_of
 from ppcourse.runtime.meter import ACTIVATIONS, KEPT_FOR_W, Between, LiveBytes
-from ppcourse.runtime.neighbours import Neighbours
+from ppcourse.runtime.neighbours import Both, Neighbours
 from ppcourse.runtime.stage import End, LossFunction, Stage
 from ppcourse.runtime.together import bundled, copied
 
@@ -32,16 +33,16 @@ MOST_ROUNDS = 50
 
 
 class Kept(NamedTuple):
-    """Bytes of one microbatch: kept from F until B or I, from I until W, handed on, and of a message beside that.
-
-    shared   see Sizes: of the first, the second, and the second, what the stage before keeps too
-    """
+    """What a stage takes; see Sizes, which has the same names, and of one microbatch."""
 
     stashed: int
     kept_for_w: int
     boundary: int
     envelope: int
-    shared: tuple[int, int, int] = (0, 0, 0)
+    back: int
+    parameters: int
+    trainable: int
+    buffers: int
 
 
 class Rounds:
@@ -74,23 +75,29 @@ class Rounds:
         medians = [tuple(map(statistics.median, zip(*laps, strict=True))) for laps in by_layer]
         return [(f, i, w) for f, i, w in medians], len(rounds) - 1
 
-    def weigh(self, sizes: Sequence[int], recompute: bool = False, pairs: bool = False) -> list[Kept]:
-        """What each stage of so many layers keeps; with `pairs` also what it shares with the one before it."""
+    def weigh(self, sizes: Sequence[int], recompute: bool = False) -> list[Kept]:
+        """What each stage of so many layers keeps."""
+        return self.weigh_with_turns(sizes, recompute, turns=False)[0]
+
+    def weigh_with_turns(
+        self, sizes: Sequence[int], recompute: bool = False, turns: bool = True
+    ) -> tuple[list[Kept], list[Turn]]:
+        """And what each shares with the one before it."""
         stages = self._stages(sizes, recompute)
         with _as_on_ranks():
             came, kept, grads = self._given(stages), list[Kept](), None
-            both = [(0, 0, 0)]
+            both = list[Both]()
             for number, stage in reversed([*enumerate(stages)]):
                 last = stage is stages[-1]
                 weight, back = self._weighed(number, stage, came[number], grads, last)
                 kept.insert(0, weight)
-                if number and pairs:
+                if number and turns:
                     end = self.end if last else None
                     begin = self._first_gradients if last else partial(_always, grads)
                     pair = Neighbours(number, stages[number - 1], stage, came[number - 1], end, begin)
-                    both.insert(1, pair.kept())
+                    both.insert(0, pair.kept())
                 grads = back
-        return _without_twice(kept, both) if pairs else kept
+        return kept, [Turn(), *map(_turn, kept, kept[1:], both)]
 
     def _given(self, stages: Sequence[Stage]) -> list[Any]:
         """What each stage is given."""
@@ -132,14 +139,14 @@ class Rounds:
         owner, meter = (number, 0), LiveBytes(nn.ModuleList(stage.layers.values()))
         meter.turn_to(owner)
         given = as_inputs(copied(given))
-        if number:  # the batch is there anyway
+        if number:
             meter.watch(given)
+        meter.leave_out((self.end, self.extras, None if number else given))
         with meter:
             output = stage.forward(0, given, self.end if last else None, split=True)
         grads = self._first_gradients(output) if last else grads
-        message = bundled(output)
-        boundary, envelope = _nbytes(tensors_of(message)), 0 if last else _envelope(message)
-        del given, output, message
+        boundary, messages = _nbytes(tensors_of(bundled(output))), (0, 0) if last else _messages(output)
+        del given, output
         meter.boundary(Between(stashed=[owner]))
         stashed = meter.most[ACTIVATIONS]
         grads = copied(grads)
@@ -151,7 +158,8 @@ class Rounds:
         meter.reset()
         meter.boundary(Between(owed=[owner]))
         stage.weight_grad(0)
-        return Kept(int(stashed), int(meter.most[KEPT_FOR_W]), boundary, envelope), back
+        kept = int(stashed), int(meter.most[KEPT_FOR_W])
+        return Kept(*kept, boundary, *messages, *_weights(stage)), back
 
     def _first_gradients(self, output: Any) -> list[Tensor | None] | None:
         """Where backward begins: at the loss, or else with ones."""
@@ -160,30 +168,38 @@ class Rounds:
         return [torch.ones_like(x) if x.requires_grad else None for x in tensors_of(output)]
 
 
-def _without_twice(kept: Sequence[Kept], both: Sequence[tuple[int, int, int]]) -> list[Kept]:
-    """What stages share: what each keeps alone, less what two keep together."""
-    found = [kept[0]]
-    for first, second, (stashed, halfway, owed) in zip(kept, kept[1:], both[1:], strict=False):
-        shared = (
-            max(0, first.stashed + second.stashed - stashed),
-            max(0, first.stashed + second.kept_for_w - halfway),
-            max(0, first.kept_for_w + second.kept_for_w - owed),
-        )
-        found.append(second._replace(shared=shared))
-    return found
+def _turn(first: Kept, second: Kept, both: Both) -> Turn:
+    """By how much two stages take more or less than each for itself; never less than nothing."""
+    differences = (
+        both.waiting - first.stashed,
+        first.stashed + second.stashed - both.stashed,
+        both.halfway[0] - first.stashed,
+        second.kept_for_w - both.halfway[1],
+        first.kept_for_w + second.kept_for_w - both.owed,
+        both.returned - first.stashed,
+    )
+    return Turn(*(max(0, difference) for difference in differences))
 
 
 def _always(value: Any, *_: Any) -> Any:
     return value
 
 
-def _envelope(message: Any) -> int:
-    """Bytes of a message beside its tensors: of the activation, or of its gradient if that has more."""
-    grads = [torch.empty_like(x) if x.requires_grad else None for x in tensors_of(message)]
+def _messages(output: Any) -> tuple[int, int]:
+    """Bytes of a message beside its tensors, and of the message with their gradients."""
+    message, grads = bundled(output), [torch.empty_like(x) if x.requires_grad else None for x in tensors_of(output)]
     try:
-        return max(wire.pack(value).numel() for value in (message, grads)) - _nbytes(tensors_of(message))
+        return wire.pack(message).numel() - _nbytes(tensors_of(message)), wire.pack(grads).numel()
     except TypeError:  # cannot cross, and need not, inside a stage
-        return 0
+        return 0, _nbytes(tensors_of(output))
+
+
+def _weights(stage: Stage) -> tuple[int, int, int]:
+    """How many weights, how many are trained, and bytes of buffers; each once, however many layers share it."""
+    every = nn.ModuleList(stage.layers.values())
+    counts = [(weight.numel(), weight.requires_grad) for weight in every.parameters()]
+    buffers = sum({id(b): b.untyped_storage().nbytes() for b in every.buffers()}.values())
+    return sum(n for n, _ in counts), sum(n for n, trained in counts if trained), buffers
 
 
 def _nbytes(tensors: Sequence[Tensor]) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -20,8 +20,8 @@ from ppcourse.runtime.errors import RankError
 from ppcourse.runtime.prepare import aliases_of, check_count
 
 
-class History(Protocol):
-    """One of each a step."""
+class History(NamedTuple):
+    """One of each a step: loss, norm of the gradients, seconds."""
 
     losses: list[float]
     norms: list[float]
@@ -52,14 +52,22 @@ class Saving:
     _done: int = 0  # steps behind the last checkpoint
 
     def begin(self) -> None:
-        """Look for the newest whole checkpoint. Raises ValueError if this training cannot go on from it."""
-        if self.folder and (newest := self.folder.newest()):
+        """Make the folder, or look in it for the newest whole checkpoint.
+
+        Raises ValueError if it cannot be made, or if this training cannot go on from that checkpoint.
+        """
+        if self.folder is None:
+            return
+        self.folder.make()
+        if newest := self.folder.newest():
             if wrong := self._wrong(newest):
                 raise ValueError(f"{self._checkpoint(newest)} {wrong}, or take another checkpoint_dir.")
             self.go_on_from(newest)
 
     def go_on_from(self, story: Story) -> None:
         self.begun, self._done = story, story.step
+        if self.folder and story.step:
+            self.folder.whole = [self.folder.path / name_of(story.step)]
 
     def _wrong(self, found: Story) -> str:
         about = self.about
@@ -72,6 +80,10 @@ class Saving:
         if found.step > self.steps:
             return f"has {found.step} steps behind it, and steps is {self.steps}; ask for at least as many"
         return ""
+
+    def history(self) -> History:
+        """Of the steps that are done, to be gone on with."""
+        return History([*self.begun.losses], [*self.begun.norms], [*self.begun.step_times])
 
     def left(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """The batches that are still to be trained on, with their numbers.
@@ -108,6 +120,8 @@ class Saving:
             parts: list[Part] = ask("save", str(self.folder.place(done)), self.first)
             if self.owns:
                 self.folder.finish(self._story(done, history, parts))
+            else:
+                self.folder.whole.append(self.folder.path / name_of(done))  # or soon there
         except BaseException:
             if self.owns:
                 self.folder.discard(done)
@@ -119,9 +133,9 @@ class Saving:
             self.about,
             step=done,
             optimizer=next((part.optimizer for part in parts if part.optimizer), None),
-            losses=[*history.losses],
-            norms=[*history.norms],
-            step_times=[*history.times],
+            losses=history.losses,
+            norms=history.norms,
+            step_times=history.times,
             files={name: told for part in parts for name, told in part.files.items()},
         )
 
@@ -129,9 +143,9 @@ class Saving:
         """Where the last checkpoint is."""
         if self.folder is None:
             return ""
-        if not self._done:
+        path = next((path for path in reversed(self.folder.whole) if path.exists()), None)
+        if path is None:
             return f"There is no checkpoint yet in {self.folder.path}: one is written every {self.every} steps."
-        path = self.folder.path / name_of(self._done)
         return f"The last checkpoint is {path}: training goes on from there if it is started again as it was."
 
     def _checkpoint(self, story: Story) -> str:
@@ -155,25 +169,15 @@ def saving_of(
     seed: int,
     steps: int,
 ) -> Saving:
-    """Before it has looked into the folder, which is made if it is not there.
-
-    Raises ValueError for what is no folder, or no number of steps.
-    """
+    """Before it has looked into the folder. Raises ValueError for what is no path, or no number of steps."""
     every = check_count(checkpoint_every, "checkpoint_every")
     if checkpoint_dir is None:
         return Saving(steps)
     if not isinstance(checkpoint_dir, str | Path) or not str(checkpoint_dir):
         raise ValueError(f"checkpoint_dir is {checkpoint_dir!r}, but it must be the path of a folder.")
-    path = Path(checkpoint_dir).absolute()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"checkpoint_dir is {str(checkpoint_dir)!r}, but it cannot be made: {error.strerror}."
-        ) from None
     first = {name: names[0] for names in aliases_of(layers).values() for name in names}
     about = Story(seed=seed, optimizer=_class_of(optimizer), weights=_weights(layers, first))
-    return Saving(steps, Folder(path), every, first, about)
+    return Saving(steps, Folder(Path(checkpoint_dir).absolute()), every, first, about)
 
 
 def _weights(layers: Sequence[nn.Module], first: Mapping[str, str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from ppcourse.runtime.extras import call, judge, taken_by
 from ppcourse.runtime.graph import Graph, aliases, can_have_gradient
 from ppcourse.runtime.handed_on import check_output, tensors_of
 from ppcourse.runtime.split import SplitError, Splitter
-from ppcourse.runtime.together import Unrelated, copied, lies_in
+from ppcourse.runtime.together import Unrelated, copied, memory_of
 
 LossFunction = Callable[[Any, Any], Tensor]
 ONE_RANK = (
@@ -85,7 +85,7 @@ class Stage:
         self.step, self.extras = step, extras or {}
         self.losses: list[Tensor] = []
         every = dict.fromkeys(weight for layer in self.layers.values() for weight in layer.parameters())
-        self._weights = [weight for weight in every if weight.requires_grad]
+        self._weights, self._memory = [weight for weight in every if weight.requires_grad], memory_of(every)
 
     @property
     def held(self) -> int:
@@ -101,7 +101,8 @@ class Stage:
         again = torch.is_grad_enabled() and self.recompute
         splitter = Splitter() if split else None
         before = copies(self._modules) if again else copies(self._buffered) if keeps_graph and self.copied else {}
-        with torch.set_grad_enabled(keeps_graph), self.autocast(), self._renewed.for_one(keeps_graph):
+        renewed = self._renewed.for_one() if keeps_graph and self._buffered else nullcontext()
+        with torch.set_grad_enabled(keeps_graph), self.autocast(), renewed:
             # layers, and the loss, may work in place, and running them again must find things as they came
             given, last = copied((inputs, end)) if again else (inputs, end)
             output, loss = self._compute(microbatch, given, last, splitter if keeps_graph else None)
@@ -145,8 +146,8 @@ class Stage:
     def let_go(self, value: Any) -> Any:
         """What this stage hands on, for whoever gets it without a message: he may write into it, and this stage go on
         to write into its buffers."""
-        weights = (weight for layer in self.layers.values() for weight in layer.parameters())
-        return copied(value) if lies_in(value, [*weights, *tensors_kept(self._buffered)]) else value
+        own = self._memory | memory_of(tensors_kept(self._buffered))
+        return value if own.isdisjoint(memory_of(tensors_of(value))) else copied(value)
 
     def _check_copies(self, then: Buffers) -> None:
         """Raise RuntimeError if a layer that other ranks hold too has changed its buffers: each copy would do so for

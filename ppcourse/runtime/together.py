@@ -98,10 +98,9 @@ class Unrelated:
                 )
 
 
-def lies_in(value: Any, tensors: Iterable[Tensor]) -> bool:
-    """Whether a tensor in `value` lies in the memory of one of these."""
-    theirs = {tensor.untyped_storage()._cdata for tensor in tensors if _is_plain(tensor)}
-    return any(_is_plain(x) and x.untyped_storage()._cdata in theirs for x in tensors_of(value))
+def memory_of(tensors: Iterable[Tensor]) -> set[int]:
+    """What tells where these lie."""
+    return {tensor.untyped_storage()._cdata for tensor in tensors if _is_plain(tensor)}
 
 
 def groups(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -143,10 +142,10 @@ def _wasteful(group: list[Tensor]) -> bool:
 
 
 def _apart(group: list[Tensor]) -> bool:
-    return not any(_overlap(*pair) for pair in combinations(group, 2))
+    return not any(overlap(*pair) for pair in combinations(group, 2))
 
 
-def _overlap(one: Tensor, other: Tensor) -> bool:
+def overlap(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one storage have a byte in common."""
     marks = torch.zeros(max(_span(one)[1], _span(other)[1]), dtype=torch.bool)
     _bytes_in(marks, one).fill_(True)

@@ -5,9 +5,7 @@ pool's driver does otherwise is done here: each rank cuts the model and the batc
 tell each other their losses, and a rank that finds that nothing moves ends itself.
 """
 
-import itertools
 import os
-import socket
 import sys
 import tempfile
 import threading
@@ -17,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -25,13 +22,18 @@ from torch import nn
 from ppcourse.runtime import gpus
 from ppcourse.runtime.batch import batch_of, reduction_of
 from ppcourse.runtime.board import Board
+from ppcourse.runtime.checkpoint_folder import Story
 from ppcourse.runtime.errors import Failure, RankError
 from ppcourse.runtime.job import Job
-from ppcourse.runtime.prepare import check_weights, cut
+from ppcourse.runtime.joining import join
+from ppcourse.runtime.prepare import check_memory, check_weights, cut, layers_of
+from ppcourse.runtime.ranks import START_TIMEOUT
+from ppcourse.runtime.saving import Saving, saving_of
+from ppcourse.runtime.saving_here import asking, begin_here, gathered
 from ppcourse.runtime.session import shares
 from ppcourse.runtime.stage import LossFunction
 from ppcourse.runtime.statistics import check_statistics
-from ppcourse.runtime.system import FOREVER, sleep_precisely
+from ppcourse.runtime.system import sleep_precisely
 from ppcourse.runtime.training import Trainer
 from ppcourse.runtime.worker import Worker
 from ppcourse.schedules.costs import Costs
@@ -69,26 +71,6 @@ def place() -> Place | None:
 _TOLD = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
 
 
-def join() -> None:
-    """Meet the other ranks. Messages take the interface that leads to rank 0, unless GLOO_SOCKET_IFNAME names one."""
-    gpus.adopt(gpus.environment())
-    if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_towards(os.environ["MASTER_ADDR"])):
-        os.environ["GLOO_SOCKET_IFNAME"] = name
-    dist.init_process_group("gloo", timeout=FOREVER)
-
-
-def interface_towards(host: str) -> str:
-    """The name of the network interface by which this host reaches another one; "" if that cannot be told."""
-    try:
-        kind, _, _, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(kind, socket.SOCK_DGRAM) as asked:
-            asked.connect(address)  # sends nothing, but chooses the way
-            own = asked.getsockname()[0]
-    except OSError:
-        return ""
-    return next((name for name, ends in psutil.net_if_addrs().items() if own in [e.address for e in ends]), "")
-
-
 def carried(place: Place, device: str, link: str) -> tuple[str, str]:
     """This rank's device and its link, with the reason. Raises ValueError for what cannot be had under torchrun."""
     if link not in ("auto", "gloo", "nccl", "staged") or device not in ("auto", "cpu", "cuda"):
@@ -118,70 +100,99 @@ def train_here(
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
     steps: int,
     clip_norm: float | None = None,
+    checkpoint_dir: str | Path | None = None,
+    checkpoint_every: int = 10,
     device: str = "auto",
     link: str = "auto",
     pace: Costs | None = None,
     seed: int = 0,
     timeout: float = 60.0,
+    goes_on: Callable[[Story], None] = lambda story: None,
 ) -> None:
     """`steps` training steps as this rank; every rank calls this with the same model and the same batches.
 
     told     gets the number of each step and what came of it, the same on every rank
+    goes_on  gets what the checkpoint says that this training goes on from, before the first step, if there is one
     timeout  seconds without this rank finishing an action within a step, after which it ends its process
 
-    Arguments are otherwise those of `train`. Raises ValueError before anything is sent, and RankError, for this rank,
-    if it fails in a step.
+    Arguments are otherwise those of `train`. Raises ValueError for what cannot work, before the first step, and
+    RankError, for this rank, if it fails in a step.
     """
     where, carrier = carried(place, device, link)
     made = cut(plan, model, "uniform")
     check_weights(made, loss_fn)
+    check_memory(made)
     kind, copied = reduction_of(loss_fn, None), check_statistics(made)
+    saving = saving_of(checkpoint_dir, checkpoint_every, layers_of(model), optimizer, seed, steps)
     join()
+    begin_here(saving, place.rank)
+    coming = saving.left(batches)
+    if saving.begun.step:
+        goes_on(saving.begun)
     sleep_precisely()
+    torch.set_num_threads(1)  # as in a pool, with whose sums these agree to the last digit
     with tempfile.TemporaryDirectory(prefix="ppcourse-") as folder:
         board = Board(Path(folder) / "board", place.num_ranks, create=True)
-    worker = Worker(place.rank, board, {})
-    Patience(worker, timeout).start()
+    worker, history = Worker(place.rank, board, {}), saving.history()
+    patience = Patience(worker, timeout, saving)
+    patience.start()
+    ask = asking(patience.order)
     try:
         owns = Trainer(optimizer, clip_norm, made.ties(place.rank))
         job = Job(plan, made.of_rank(place.rank), loss_fn, pace, seed=seed, trainer=owns, link=carrier, copied=copied)
         worker.open(replace(job, device=where))
-        for number, (inputs, targets) in enumerate(itertools.islice(batches, steps)):
+        saving.restore(ask)
+        for number, (inputs, targets) in coming:
             batch = batch_of(inputs, targets, {}, plan.num_microbatches, kind, None)
-            told(number, _step(worker, *shares(plan, batch)[place.rank]))
+            log = _step(worker, *shares(plan, batch)[place.rank])
+            for column, value in zip(history, log, strict=False):
+                column.append(value)
+            told(number, log)
+            saving.after(history, ask)
+        saving.after(history, ask, end=True)
         dist.barrier()  # nobody leaves while another one still listens
     except Exception as error:
         action = worker.interpreter.now if worker.interpreter else None
         failure = Failure.of(place.rank, action, error)
-        raise RankError(place.rank, action, failure.cause, failure.traceback) from error
+        raise RankError(place.rank, action, failure.cause, failure.traceback, saving.last()) from error
 
 
 def _step(worker: Worker, first: dict[int, Any], last: dict[int, Any]) -> StepLog:
     report = worker.step(first, last, {})
     norm = worker.update()
     took = max(span.end for span in report.spans) - min(span.start for span in report.spans)
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (report.loss, took, report.message_bytes))
-    losses, times, sizes = zip(*everyone, strict=True)
+    losses, times, sizes = zip(*gathered((report.loss, took, report.message_bytes)), strict=True)
     return StepLog(sum(losses), norm, max(times), sum(sizes))
 
 
 class Patience(threading.Thread):
-    """Ends this process when its row stands still for too long within a step: nobody else would."""
+    """Ends this process when its row stands still for too long within a step, or an order between two steps takes too
+    long: nobody else would."""
 
-    def __init__(self, worker: Worker, timeout: float) -> None:
+    def __init__(self, worker: Worker, timeout: float, saving: Saving) -> None:
         super().__init__(daemon=True, name="patience")
-        self._worker, self._timeout = worker, timeout
+        self._worker, self._timeout, self._saving = worker, timeout, saving
+        self._order: tuple[str, int] | None = None  # a checkpoint's, and the number of steps before it
+
+    def order(self, name: str, *arguments: Any) -> Any:
+        """Carry out an order of a checkpoint, which may take its time, but not for ever."""
+        self._order = name, self._worker.step_number
+        answer = getattr(self._worker, name)(*arguments)
+        self._order = None
+        return answer
 
     def run(self) -> None:
         seen, since = None, time.monotonic()
         while True:
             time.sleep(LOOK_AGAIN)
             row = self._worker.interpreter
-            now = (id(row), row.finished, row.now) if row and row.now else None  # None: between two steps
+            now = (id(row), row.finished, row.now) if row and row.now else self._order  # None: between two steps
+            limit = max(self._timeout, START_TIMEOUT) if now and now == self._order else self._timeout
             if now is None or now != seen:
                 seen, since = now, time.monotonic()
-            elif row and time.monotonic() - since > self._timeout:
-                cause = f"no progress for {self._timeout:g} s, which may be another rank's doing"
-                print(RankError(self._worker.rank, row.now, cause), file=sys.stderr, flush=True)
+            elif row and time.monotonic() - since > limit:
+                cause = f"no progress for {limit:g} s, which may be another rank's doing"
+                print(
+                    RankError(self._worker.rank, row.now, cause, "", self._saving.last()), file=sys.stderr, flush=True
+                )
                 os._exit(1)

@@ -22,6 +22,7 @@ from ppcourse.runtime.prepare import (
     Plan,
     check_count,
     check_function,
+    check_memory,
     check_options,
     check_trains,
     check_weights,
@@ -82,7 +83,8 @@ def train(
                a folder for checkpoints, and after how many steps to write one (and at the end). If the folder has some,
                training goes on from the newest that is whole, as if it had never ended: give the model, the seed and
                all batches again, those done are skipped. The plan, p, m and v may be others. What an optimizer
-               remembers of each weight is kept; its settings, such as lr, are those given now
+               remembers of each weight is kept; its settings, such as lr, are those given now. Of a layer, what its
+               state_dict has is kept
 
     The caller's model stays as it is; the trained weights are in the result's state_dict. If a later batch cannot be
     used, or `batches` raises an error, that error has what was trained until then, as its attribute `training`. The
@@ -104,6 +106,7 @@ def train(
     first = next(coming, None)  # looked at before a rank starts
     made = cut(resolved, model, _partition(partition, resolved, model, first, loss_fn, saving.begun.step))
     check_weights(made, loss_fn)
+    check_memory(made)
     copied = check_statistics(made)
 
     def job(rank: int) -> Job:
@@ -150,8 +153,7 @@ class _Log:
     reports: list[Report] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        begun = self.saving.begun
-        self.losses, self.norms, self.times = [*begun.losses], [*begun.norms], [*begun.step_times]
+        self.losses, self.norms, self.times = self.history = self.saving.history()
 
     def ask(self, ranks: Session) -> Callable[..., list[Any]]:
         """For checkpoints, which may take their time: torch imports what writes them, and disks are slow."""
@@ -164,8 +166,8 @@ class _Log:
                 self.step(ranks, batch)
                 bar.set_postfix_str(f"loss {self.losses[-1]:.3f}", refresh=False)
                 bar.update()
-                self.saving.after(self, self.ask(ranks))
-            self.saving.after(self, self.ask(ranks), end=True)
+                self.saving.after(self.history, self.ask(ranks))
+            self.saving.after(self.history, self.ask(ranks), end=True)
         except Exception as error:
             if not (self.losses and ranks.pool.alive):  # nothing to save, or nobody who has it
                 raise

@@ -47,7 +47,7 @@ class Worker:
     def open(self, job: Job) -> None:
         """Set up stages, link and clock."""
         self.job, self.step_number, self.link = job, 0, None
-        if job.link.partition(":")[0] == "nccl":
+        if job.device != "cpu" and job.link.partition(":")[0] == "nccl":
             gpus.load_all_kernels()
         enter(job.device)
         move(job.loss_fn, job.device)
@@ -95,6 +95,7 @@ class Worker:
         stages = self.stages.values()
         for stage in stages:
             stage.begin(self.step_number, extras)
+        self.meter.leave_out((inputs, ends, extras))
         self.meter.reset()
         with torch.set_grad_enabled(self.job.training), traced(self.job.files):
             self.link.begin()
@@ -124,9 +125,9 @@ class Worker:
         named = self.model.named_parameters(remove_duplicate=False)
         return here({name: parted(weight.grad) for name, weight in named})  # type: ignore[no-any-return]
 
-    def state(self) -> dict[str, Tensor]:
-        """Weights and buffers."""
-        return {name: here(value.detach()) for name, value in self.model.state_dict().items()}
+    def state(self) -> dict[str, Any]:
+        """Weights and buffers, and what else layers give as their state."""
+        return {name: here(_detached(value)) for name, value in self.model.state_dict().items()}
 
     def save(self, folder: str, first: Mapping[str, str]) -> Part:
         """Write this rank's part of a checkpoint; all ranks do so together."""
@@ -161,6 +162,10 @@ class Worker:
         self.__dict__.pop("stages", None)
         self.__dict__.pop("job", None)
         self.__dict__.pop("meter", None)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def barrier() -> None:

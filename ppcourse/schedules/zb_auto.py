@@ -21,7 +21,12 @@ WORK = 2_000_000  # letters that the tries of a repair may time, all together: a
 
 
 def zb_auto(
-    p: int, m: int, costs: Costs | None = None, memory_limit: float | None = None, kept_for_w: float = 1.0
+    p: int,
+    m: int,
+    costs: Costs | None = None,
+    memory_limit: float | None = None,
+    kept_for_w: float = 1.0,
+    work: int = WORK,
 ) -> Schedule:
     """Qi et al. 2024, §3.1, and a search on top: the shortest longest stage time that is found.
 
@@ -30,6 +35,7 @@ def zb_auto(
     memory_limit   the most a rank may hold, in microbatches of one rank's full activation; p by default,
                    what the first rank of 1F1B holds
     kept_for_w     the share of a microbatch that stays from its I until its W
+    work           how many letters the last step may time; with fewer it ends sooner, and finds less
 
     1. What cannot be beaten?    a lower bound on the longest stage time                 zb_bound.py
     2. Many plans                two questions decide a plan: how far ahead does each    zb_sweep.py
@@ -45,20 +51,20 @@ def zb_auto(
     problem = _problem(p, m, Costs() if costs is None else costs, limit, kept_for_w)
     letters = {op.value: op for op in (Op.F, Op.I, Op.W)}
     plan = []
-    for rank, row in enumerate(search(problem).rows):
+    for rank, row in enumerate(search(problem, work).rows):
         following = {letter: iter(range(m)) for letter in letters}
         plan.append(tuple(Action(rank, letters[letter], next(following[letter])) for letter in row))
     return Schedule("zb-auto", loop(p), m, tuple(plan))
 
 
-def search(problem: Problem) -> Plan:
+def search(problem: Problem, work: int = WORK) -> Plan:
     """The best plan found: one string of the letters F, I and W a rank."""
     good_enough = lower_bound(problem) * (1 + 1e-12)
     first = (sweep(problem, recipe) for recipe in _first_recipes(problem))
     best = _best_of(problem, chain(first, _by_hand(problem)), None, good_enough)
     recipes = dict.fromkeys(_targeted_recipes(problem, good_enough, best.times.longest))
     best = _best_of(problem, (sweep(problem, recipe) for recipe in recipes), best, good_enough)
-    tries = max(FEWEST_TRIES, min(MOST_TRIES, WORK // (3 * problem.p * problem.m)))
+    tries = max(FEWEST_TRIES * work // WORK, min(MOST_TRIES, work // (3 * problem.p * problem.m)))
     return repair(problem, best, tries, good_enough)
 
 

@@ -62,7 +62,7 @@ QUESTIONS = (
         follow_ups=(
             (
                 "Eight GPUs in a machine, 64 in all, 70B: which sizes?",
-                "Tensor 8, pipeline 2 or 4, the rest data; then measure.",
+                "Tensor 8, pipeline 4, or 2 with ZeRO-1, the rest data; then measure.",
             ),
             ("Which rank order?", "Neighbouring ranks in the tensor group, since they share the fast link."),
             ("Where does sequence parallelism fit?", "With tensor parallelism: it splits what that leaves whole."),

@@ -128,6 +128,10 @@ QUESTIONS = (
                 "Accumulate 4 times with m = 8, or m = 32?",
                 "m = 32: one bubble instead of four, and no more memory in 1F1B.",
             ),
+            (
+                "Then why does anybody accumulate over pipeline steps?",
+                "With GPipe, whose memory grows with m; or where a framework takes no larger m.",
+            ),
         ),
         source="Huang et al. 2019, §2.3; Narayanan et al. 2021, §2.2",
     ),

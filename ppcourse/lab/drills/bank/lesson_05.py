@@ -80,7 +80,7 @@ QUESTIONS = (
         "evenly; a chunk's time must stay well above a hop; m should be a multiple of p. I start at 2, compute (p − "
         "1)/(v·m), and measure.",
         long=f"p = 8, m = 32: v = 1, 2, 4 give {overhead(8, 32)}, {overhead(8, 32, 2)}, {overhead(8, 32, 4)}: each "
-        "doubling wins half of what is left and adds the same cost again. If m is large anyway, v = 1 is right: "
+        "doubling wins half of what is left and doubles the messages. If m is large anyway, v = 1 is right: "
         "fewer messages, less memory. By latency alone, p = 4, m = 8, v = 2 beats 1F1B up to a hop of somewhat more "
         f"than t_f: at 1.2 it takes {makespan('interleaved', 4, 8, 2, hop=1.2)} against "
         f"{makespan('1f1b', 4, 8, hop=1.2)}, at 1.4 {makespan('interleaved', 4, 8, 2, hop=1.4)} against "
@@ -156,6 +156,7 @@ QUESTIONS = (
             ("Pad with empty microbatches at no cost.", "They cost their slots."),
         ),
         follow_ups=(
+            ("Does plain 1F1B mind?", "No, it has no groups: (m + p − 1)(t_f + t_b) for every m."),
             ("p = 4, m = 3?", f"{makespan('interleaved', 4, 3, 2)} against {makespan('1f1b', 4, 3)} of 1F1B, in t_f."),
         ),
         source="Narayanan et al. 2021, §2.2; lesson 05 of this course",

@@ -139,14 +139,14 @@ QUESTIONS = (
         "in other places. p = 4, m = 9, t_f = 6, t_i = 9, t_w = 7: the formula says "
         f"{formulas.zb_h1_bubble_time(4, *UNEVEN):g}, the simulator {bubble('zb-h1', 4, 9, UNEVEN)}.",
         long=f"For ZB-H2 in the same case {formulas.zb_h2_bubble_time(4, *UNEVEN):g} against "
-        f"{bubble('zb-h2', 4, 9, UNEVEN)}. The order is handcrafted for equal times: it puts one W after each I, and "
-        "when W is longer than F the next rank's gradient comes late. Real times differ, attention costs in I and "
-        "not in W, so the paper adds a scheduler that plans with measured times. I would use the formula to think "
-        "and the simulator to decide.",
+        f"{bubble('zb-h2', 4, 9, UNEVEN)}. Why: rank 0's first gradient is there after p F's and p − 1 I's. In ZB-H1 "
+        "it has run p F's by then and owes no W yet, so it waits (p − 1)·t_i, more than the formula as soon as t_w > "
+        "t_f. Real times differ, attention costs in I and not in W, so the paper adds a scheduler that plans with "
+        "measured times. I would use the formula to think and the simulator to decide.",
         rubric=(
             "states conditions",
             "knows a case outside them",
-            "why: handcrafted order",
+            "why: a wait that no W can fill",
             "automatic scheduling with measured times",
         ),
         wrong=(

@@ -119,7 +119,13 @@ QUESTIONS = (
             ("A V has fewer hops.", "2(p − 1) instead of 2p − 1 with v = 2: one less."),
             ("It needs two copies.", "Only DualPipe does, which feeds from both ends."),
         ),
-        follow_ups=(("Which ranks have head and embedding?", "Rank 0 has both."),),
+        follow_ups=(
+            ("Which ranks have head and embedding?", "Rank 0 has both."),
+            (
+                "What does the V cost?",
+                "Messages: 2(p − 1) each way, twice those of 1F1B, since each rank is passed twice.",
+            ),
+        ),
         source="Qi et al. 2024 (Zero Bubble, arXiv 2401.10241), §6",
     ),
     Question(
@@ -146,6 +152,10 @@ QUESTIONS = (
         ),
         follow_ups=(
             (
+                "How does V-Half get by with half?",
+                "A microbatch comes back sooner after it has entered, so fewer are under way at a time.",
+            ),
+            (
                 "What is the least possible?",
                 "An activation lives at least while its microbatch goes on and comes back.",
             ),
@@ -169,7 +179,13 @@ QUESTIONS = (
             "translates before comparing",
         ),
         wrong=(("The report's table is wrong.", "It uses B for the full backward."),),
-        follow_ups=(("Whose B in (PP/2 − 1)(F&B + B − 3W)?", "The full backward, in both places."),),
+        follow_ups=(
+            ("Whose B in (PP/2 − 1)(F&B + B − 3W)?", "The full backward, in both places."),
+            (
+                "A talk says only: the bubble is (p − 1)(F + B − W). How large is it?",
+                "Ask whose B. The input gradient: ZB-H1's. The full backward: (p − 1)·W more than that.",
+            ),
+        ),
         source="Qi et al. 2024 (Zero Bubble), §2; DeepSeek-V3 report, Table 2",
     ),
 )

@@ -57,7 +57,15 @@ QUESTIONS = (
             ("All alike.", "In GPipe nearly; in 1F1B p − r."),
             ("The last, for it works most.", "Not for that; if so, for its logits."),
         ),
-        follow_ups=(("How to even it out?", "Fewer layers on the first ranks, recompute there, or a V placement."),),
+        follow_ups=(
+            ("How to even it out?", "Fewer layers on the first ranks, recompute there, or a V placement."),
+            (
+                "And if it is interleaved?",
+                f"Still rank 0, but less clearly: p = 8, v = 2 holds {held('interleaved', 8, 32, 0, 2)} there and "
+                f"{held('interleaved', 8, 32, 7, 2)} on the last; 1F1B {held('1f1b', 8, 32)} and "
+                f"{held('1f1b', 8, 32, 7)}.",
+            ),
+        ),
         source="Narayanan et al. 2021, §2.2; lesson 08 of this course",
     ),
     Question(
@@ -83,6 +91,10 @@ QUESTIONS = (
             ("empty_cache() makes room.", "For other processes; PyTorch would have reused it anyway."),
         ),
         follow_ups=(
+            (
+                "Which of them do you compare two schedules by?",
+                "The peak of allocated, on every rank, after a warm-up step; reserved depends on what ran before.",
+            ),
             (
                 "Out of memory, though much is reserved and free?",
                 "Fragmentation: pieces too small; try expandable segments.",

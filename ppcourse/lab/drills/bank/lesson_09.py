@@ -84,6 +84,10 @@ QUESTIONS = (
         wrong=(("The embedding is slow, it is huge.", "It is a lookup."),),
         follow_ups=(
             (
+                "How many layers fewer does the last rank get, then?",
+                f"As many as the head is worth, here {128_000 / (12 * 4096):.1f}: two or three; measure which.",
+            ),
+            (
                 "Split the head over ranks?",
                 "Vocabulary parallelism does that, inside a tensor group or even over stages.",
             ),
@@ -110,7 +114,13 @@ QUESTIONS = (
             ("Broadcast the first rank's weights now and then.", "The head's gradient would be lost."),
             ("Average the two gradients.", "The sum: both uses contribute to one loss."),
         ),
-        follow_ups=(("Which placement needs no message?", "A V: first and last stage on one rank."),),
+        follow_ups=(
+            (
+                "And with data parallelism?",
+                "Sum over the two ends and over the replicas; over the ends first, if replicas keep only shards.",
+            ),
+            ("Which placement needs no message?", "A V: first and last stage on one rank."),
+        ),
         source="Lesson 09 of this course; Megatron-LM",
     ),
     Question(

@@ -112,6 +112,10 @@ QUESTIONS = (
         wrong=(("Always for large models.", "It depends on links and batch."),),
         follow_ups=(
             (
+                "13B on one machine of eight 80 GB GPUs with NVLink: what do you take?",
+                f"ZeRO or tensor parallelism: {state_gb(13)} of state over eight are {state_gb(13, parts=8)} each.",
+            ),
+            (
                 "How does ZeRO-3 scale with fewer tokens a GPU?",
                 "Badly: same weights to gather, less work to hide them.",
             ),

@@ -1,6 +1,6 @@
 """Questions on composing parallelisms and on checkpoints."""
 
-from ppcourse.lab.drills.bank.computed import overhead
+from ppcourse.lab.drills.bank.computed import overhead, state_gb
 from ppcourse.lab.drills.question import Question
 
 QUESTIONS = (
@@ -53,7 +53,13 @@ QUESTIONS = (
             ("ZeRO and pipelines exclude each other.", "ZeRO-1 fits well."),
             ("ZeRO-3, for it saves most.", "It gathers weights per microbatch, unless the order is made for it."),
         ),
-        follow_ups=(("When does the reduction overlap?", "With the last microbatch's backward, or the cool-down."),),
+        follow_ups=(
+            (
+                "How much does ZeRO-1 save? Say 7B, p = 4, d = 8.",
+                f"{6 + 12 / 8:g} bytes a parameter, not 18: {state_gb(7, 6 + 12 / 8, 4)} on a GPU instead of {state_gb(7, parts=4)}.",
+            ),
+            ("When does the reduction overlap?", "With the last microbatch's backward, or the cool-down."),
+        ),
         source="Lamy-Poirier 2023 (Breadth-First Pipeline Parallelism); Megatron-LM's documentation of the "
         "distributed optimizer",
     ),
@@ -111,6 +117,10 @@ QUESTIONS = (
         ),
         wrong=(("A learning-rate warm-up issue.", "The first loss, before any step, is already wrong."),),
         follow_ups=(
+            (
+                "Would loading strictly have been enough?",
+                "It finds names that are missing or left over, not layers exchanged: for that, compare sums by name.",
+            ),
             ("Loss is right at first, then jumps?", "Moments or step count not restored, or matched to wrong layers."),
         ),
         source="Lesson 11 of this course",
@@ -136,7 +146,13 @@ QUESTIONS = (
             ("clip_grad_norm_ on each rank.", "Local norms, different factors."),
             ("Sum the norms.", "Sum the squares, then the root."),
         ),
-        follow_ups=(("A rank without parameters?", "It adds zero, but must take part, or others hang."),),
+        follow_ups=(
+            (
+                "What does it cost?",
+                "One number to reduce, but every rank waits until the last one has its last gradient.",
+            ),
+            ("A rank without parameters?", "It adds zero, but must take part, or others hang."),
+        ),
         source="Lesson 11 of this course; Qi et al. 2024 (Zero Bubble), §4",
     ),
     Question(
@@ -158,7 +174,10 @@ QUESTIONS = (
             "trade with tensor parallelism",
         ),
         wrong=(("Data parallelism scales perfectly.", "Here it takes the microbatches the pipeline lives on."),),
-        follow_ups=(("What does t = 4 do?", f"d = 8, m = 32: {overhead(8, 32)}."),),
+        follow_ups=(
+            ("What does t = 4 do?", f"d = 8, m = 32: {overhead(8, 32)}."),
+            ("And a batch of 2,048 instead?", f"m = 64 again: {overhead(8, 64)}, if training bears such a batch."),
+        ),
         source="Narayanan et al. 2021, §3",
     ),
 )

@@ -21,7 +21,13 @@ QUESTIONS = (
             "what v divides",
         ),
         wrong=(("It halves: 27% to 13.7%.", "v halves the overhead, not the rate."),),
-        follow_ups=(("And what would settle it?", "Step times: they need no definition."),),
+        follow_ups=(
+            ("And what would settle it?", "Step times: they need no definition."),
+            (
+                "The same two pairs for m = 16?",
+                f"Rate {rate(4, 16)} to {rate(4, 16, 2)}, overhead {overhead(4, 16)} to {overhead(4, 16, 2)}.",
+            ),
+        ),
         source="Narayanan et al. 2021, §2.2; lesson 12 of this course",
     ),
     Question(
@@ -41,7 +47,10 @@ QUESTIONS = (
             "a number or a drawing",
         ),
         wrong=(("Yes, that is GPipe.", "GPipe orders a rank's work so, but ranks overlap."),),
-        follow_ups=(("And the speed-up over one GPU?", f"None as described; {speed_up(4, 8)} as a pipeline."),),
+        follow_ups=(
+            ("And the speed-up over one GPU?", f"None as described; {speed_up(4, 8)} as a pipeline."),
+            ("What has to change, at least?", "When GPU 2 starts: with the first microbatch, and not after the last."),
+        ),
         source="Huang et al. 2019, §2.3; lesson 12 of this course",
     ),
     Question(
@@ -61,6 +70,7 @@ QUESTIONS = (
         ),
         wrong=(("Right.", "An efficiency above 1 should have made you stop."),),
         follow_ups=(
+            ("How would you measure it?", "Busy time of all ranks, over p times the step: never above 1."),
             ("Symmetric in p and m. Does that make sense?", "For the speed-up yes; efficiency is not symmetric."),
         ),
         source="Huang et al. 2019, §2.3; lesson 12 of this course",
@@ -82,7 +92,14 @@ QUESTIONS = (
             "blocking sends as the exception",
         ),
         wrong=(("Close enough.", "With larger hops it is far off, and it ranks schedules wrongly."),),
-        follow_ups=(("When is it right?", "If a send blocks its rank for the whole time."),),
+        follow_ups=(
+            ("When is it right?", "If a send blocks its rank for the whole time."),
+            (
+                "How far off is it with a hop as long as a forward?",
+                f"{(8 + 3) * (3 + 2)} folded; {makespan('gpipe', 4, 8, hop=1)} for GPipe and "
+                f"{makespan('1f1b', 4, 8, hop=1)} for 1F1B.",
+            ),
+        ),
         source="Lesson 12 of this course (simulator)",
     ),
 )
