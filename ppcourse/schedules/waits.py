@@ -71,11 +71,14 @@ class Waits:
         )
         for places in self.rows:  # where a rank begins
             needs[places.start - 1] = leaves[places.start - 1] = -1
-        place = dict(zip(leaves, range(self.never), strict=True))
-        place.pop(-1, None)
-        self.whole = len(place) == self.never - plan.num_ranks and self._is_full(plan)
-        place |= dict.fromkeys(range(self.numbering.size, self.numbering.room), NOBODY)
-        self.maker = [*map(place.get, needs, repeat(self.never)), self.never]
+        place = [self.never] * (self.numbering.room + 1)  # by number; one more for where ranks begin
+        for n, number in enumerate(leaves):
+            place[number] = n
+        place[-1] = self.never
+        once = len(place) - place.count(self.never) == self.never - plan.num_ranks
+        self.whole = once and self._is_full(plan)
+        place[self.numbering.size : -1] = [NOBODY] * (self.numbering.room - self.numbering.size)
+        self.maker = [*map(place.__getitem__, needs), self.never]
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()  # a plan that is sent to another process leaves them behind
