@@ -14,6 +14,7 @@ from ppcourse.analysis.ledger import KINDS
 from ppcourse.lab.gpu_check.memory import WHY
 from ppcourse.runtime import carriers
 from ppcourse.runtime.data import batches, text_loss
+from ppcourse.runtime.device_link import DeviceLink
 from ppcourse.runtime.meter import (
     ACTIVATIONS,
     GRADIENTS,
@@ -238,6 +239,7 @@ def test_large_messages_take_what_they_are(link: str) -> None:
 
 def test_a_link_that_cannot_tell_leaves_the_kinds_of_messages_out() -> None:
     """Then a table says "-", and never nothing."""
+    assert object.__new__(DeviceLink).buffers is None
     memory = Memory({PARAMETERS: 8.0, ACTIVATIONS: 2.0}, 10, 2, 8)
     assert memory.with_link(None) is memory
     untold = pp.Ledger("1f1b", (memory.kinds,), "measured")
