@@ -14,6 +14,7 @@ from ppcourse.analysis.ledger import KINDS
 from ppcourse.lab.gpu_check.memory import WHY
 from ppcourse.runtime import carriers
 from ppcourse.runtime.data import batches, text_loss
+from ppcourse.runtime.device_link import DeviceLink
 from ppcourse.runtime.meter import (
     ACTIVATIONS,
     GRADIENTS,
@@ -77,7 +78,7 @@ def predicted(name: str, plan: pp.Schedule, recompute: bool = False, **options: 
 
 @cache
 def measured(name: str, schedule: str, p: int = 4, link: str = LINK, **options: bool) -> Any:
-    plan, it = pp.build(schedule, p, M, PLANS[schedule]), batch(name)
+    plan, it = pp.build(schedule, p, M, PLANS.get(schedule)), batch(name)
     return pp.run(plan, *it.task, loss_fn=it.loss_fn, memory=True, link=link, **options)
 
 
@@ -178,15 +179,26 @@ def test_odd_layers_are_measured_as_they_were_predicted(name: str) -> None:
         assert found.of(kind) == book.of(kind), kind
 
 
-def test_what_was_handed_over_is_held_by_who_needs_it_last() -> None:
-    """Stage 0 has paid its W when stage 1 still needs for its own what stage 0 has made."""
-    row = " ".join(f"0F{i} 1F{i} 1I{i} 0I{i} 0W{i}" for i in range(3))
-    layers, plan = [linear(), linear()], pp.Schedule.from_text(f"{row} 1W0 1W1 1W2")
+@pytest.mark.parametrize("late", [0, 1])
+def test_what_was_handed_over_is_held_by_who_needs_it_last(late: int) -> None:
+    """Stage 1 has paid its W when stage 0 still needs for its own the gradient that stage 1 has made; or the other way
+    round, with what stage 0 has made."""
+    row = " ".join(f"0F{i} 1F{i} 1I{i} 0I{i} {1 - late}W{i}" for i in range(3))
+    layers, plan = [linear(), linear()], pp.Schedule.from_text(f"{row} {late}W0 {late}W1 {late}W2")
     rows = torch.randn(3 * ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
     sizes = pp.profile(layers, rows[:ROWS], rows[:ROWS], F.mse_loss, budget=0.0).sizes([1, 1])
     found = pp.run(plan, layers, rows, rows, loss_fn=F.mse_loss, memory=True).ledger
     assert found.rows == pp.ledger(plan, sizes).rows
-    assert found.of(KEPT_FOR_W)[0] >= 2 * 2 * ROWS * WIDTH * 4  # input and gradient, of two at least
+    assert found.of(KEPT_FOR_W)[0] >= 2 * (1 + late) * ROWS * WIDTH * 4  # of two at least; stage 0's input is the batch
+
+
+@pytest.mark.parametrize(("schedule", "p"), [("dualpipe", 4), ("dualpipe-v", 2)])
+def test_so_it_is_where_actions_are_joined(schedule: str, p: int) -> None:
+    """Between the two of a pair a rank holds what F has made, and still what B will give back."""
+    plan = pp.build(schedule, p, M)
+    assert any(plan.pairs)
+    for kind in EXACT:
+        assert measured("mlp", schedule, p).ledger.of(kind) == predicted("mlp", plan).of(kind), kind
 
 
 # what messages take
@@ -227,6 +239,7 @@ def test_large_messages_take_what_they_are(link: str) -> None:
 
 def test_a_link_that_cannot_tell_leaves_the_kinds_of_messages_out() -> None:
     """Then a table says "-", and never nothing."""
+    assert object.__new__(DeviceLink).buffers is None
     memory = Memory({PARAMETERS: 8.0, ACTIVATIONS: 2.0}, 10, 2, 8)
     assert memory.with_link(None) is memory
     untold = pp.Ledger("1f1b", (memory.kinds,), "measured")

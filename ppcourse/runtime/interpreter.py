@@ -108,6 +108,7 @@ class Interpreter:
             self._note(State.RUNNING, place)
             self.meter.turn_to((self.now.stage, self.now.microbatch))
             with self.lanes.of(self.now.stage, given[0].value):
+                self._used(self.now, given[0].value)
                 with self.meter, self.named(str(self.now)):
                     result = self.handlers[self.now.op](self.now, given.pop(0).value)
                 self.clock.worked()
@@ -115,6 +116,8 @@ class Interpreter:
             if self.keep_sent:
                 self._keep(self.now, result)
             del result
+            if given and self.meter.measures:  # between two that are joined memory is held as between any others
+                self.meter.boundary(self._between())
             self.step.peak_held = max(self.step.peak_held, sum(s.held for s in self.stages.values()))
         self.lanes.join()
         end = self.clock.end(*together)
@@ -166,26 +169,26 @@ class Interpreter:
             return Arrival(self.inputs[action.microbatch], HERE)
         if message := self.comes[action]:
             value, at = self.link.receive(message)
-            self.meter.watch(value)
             return Arrival(unbundled(value), at)
         if not forward and action.stage + 1 == self.plan.num_stages:
             return Arrival(None, HERE)
-        kind = Kind.ACTIVATION if forward else Kind.GRADIENT
-        here = self.handed_over.pop((kind, action.stage, action.microbatch))
-        self.meter.watch(here)  # it may outlive the stage that made it
-        return Arrival(here, HERE)
+        return Arrival(self.handed_over[_place(action)], HERE)
+
+    def _used(self, action: Action, given: Any) -> None:
+        """From now on what was given is the action's, and counts for it as long as somebody needs it."""
+        if action.op is not Op.W:
+            self.handed_over.pop(_place(action), None)
+        self.meter.watch(given)  # it may outlive the stage that made it
 
     def _pack(self, action: Action, result: Any) -> Parcel | None:
         """What is to be sent to another rank; what this rank needs itself is put aside."""
         if message := self.goes[action]:
             return self.link.pack(message, bundled(result) if action.op is Op.F else result)
         if user := consumer(self.plan, action):
-            forward = action.op is Op.F
-            key = (Kind.ACTIVATION if forward else Kind.GRADIENT, user.stage, user.microbatch)
-            if forward:
+            if action.op is Op.F:
                 check_crosses(result)
                 result = as_inputs(self.stages[action.stage].let_go(result))
-            self.handed_over[key] = result
+            self.handed_over[_place(user)] = result
         return None
 
     def _keep(self, action: Action, result: Any) -> None:
@@ -203,3 +206,8 @@ class Interpreter:
 
     def _note(self, state: State, position: int) -> None:
         self.board.write(self.rank, state, position, self.finished)
+
+
+def _place(action: Action) -> tuple[Kind, int, int]:
+    """Of what an F, a B or an I starts from."""
+    return Kind.ACTIVATION if action.op is Op.F else Kind.GRADIENT, action.stage, action.microbatch
