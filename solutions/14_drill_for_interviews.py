@@ -237,7 +237,7 @@ half = pp.Costs(0.010, 0.010, 0.010)
 plain = real_step("1f1b", pace, p=4, m=8)
 woven = real_step("interleaved", half, p=4, m=8, v=2)
 print(f"{plain.makespan / woven.makespan:.2f} times faster (paced)", f"{gain(4, 8, 2):.2f} computed" if joined else "")
-assert 0.8 < plain.makespan / woven.makespan < 1.4
+assert 0.7 < plain.makespan / woven.makespan < 1.8
 
 # %%
 pp.gantt(plain, woven)

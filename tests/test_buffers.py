@@ -16,32 +16,34 @@ by_value(__name__)
 
 
 class Keeps(nn.Module):
-    """Hands on its own buffer, and its own weight."""
+    """Hands on its own buffer, or its own weight."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
+        self.name = name
         self.register_buffer("room", torch.zeros(2, 4, dtype=torch.float64))
         self.weight = nn.Parameter(torch.ones(4, dtype=torch.float64))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         self.room.copy_(x.detach())
-        return x, self.room, self.weight
+        return x, getattr(self, self.name)
 
 
 FOLDED = pp.Schedule.from_rows(["0F0 0F1 1F0 1F1 0F2 0F3 1F2 1F3 1B0 0B0 1B1 0B1 1B2 0B2 1B3 0B3"])
 
 
-def test_a_buffer_that_is_handed_on_stays_as_it_was_then() -> None:
-    """Stage 0 writes its next microbatch into it before stage 1, on the same rank, has taken it; and stage 1 writes
-    into the weight that it was given."""
+@pytest.mark.parametrize("name", ["room", "weight"])
+def test_what_is_handed_on_stays_as_it_was_then(name: str) -> None:
+    """Stage 0 writes its next microbatch into its buffer before stage 1, on the same rank, has taken it; and stage 1
+    writes into the weight that it was given."""
     layers = [
         linear(4, 4),
-        Keeps(),
-        Does(lambda at, g: g[0].sin() * g[1] + g[2].mul_(2)),
+        Keeps(name),
+        Does(lambda at, g: g[0].sin() + g[1].mul_(2)),
         linear(4, 3),
     ]
     given = copy.deepcopy(layers)
-    given[2] = Does(lambda at, g: g[0].sin() * g[1] + g[2] * 2)  # one process may not write into a weight
+    given[2] = Does(lambda at, g: g[0].sin() + g[1] * 2)  # one process may not write into a weight
     inputs, targets = rows_of(8)
     result = pp.run(FOLDED, layers, inputs, targets, loss_fn=F.cross_entropy)
     loss, grads = plain(given, inputs, targets, 4)
@@ -52,7 +54,7 @@ def test_a_buffer_that_is_handed_on_stays_as_it_was_then() -> None:
 
 def test_outputs_are_those_of_their_microbatch() -> None:
     inputs = rows_of(8)[0]
-    layers = [nn.Identity(), Keeps(), Does(lambda at, g: g[1])]
+    layers = [nn.Identity(), Keeps("room"), Does(lambda at, g: g[1])]
     outputs = pp.evaluate(pp.Schedule.from_rows(["0F0 0F1 0F2 0F3"]), layers, inputs).outputs
     assert torch.equal(outputs, inputs)
 

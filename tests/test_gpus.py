@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -196,9 +197,12 @@ def test_kernels_are_loaded_before_a_transfer_can_be_waited_for(
     os.environ |= {} if own is None else {"CUDA_MODULE_LOADING": own}
     told: list[str | None] = []
     monkeypatch.setattr(worker, "enter", lambda device: told.append(os.environ.get("CUDA_MODULE_LOADING")))
+    monkeypatch.setattr(worker, "move", lambda module, device: None)
+    monkeypatch.setattr(worker, "generators", lambda device: ())
     monkeypatch.setattr(worker.Worker, "follow", lambda self, plan: None)
-    layers = {0: {0: torch.nn.Linear(2, 2)}}
-    worker.Worker(0, None, {}).open(Job(pp.build("gpipe", 1, 2), layers, None, link=link))  # type: ignore[arg-type]
+    job: Any = Job(pp.build("gpipe", 1, 2), {0: {0: torch.nn.Linear(2, 2)}}, None, link=link, device="cuda:0")
+    rank: Any = worker.Worker(0, None, {})  # type: ignore[arg-type]
+    rank.open(job)
     assert told == [loads]
 
 

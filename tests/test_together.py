@@ -111,6 +111,12 @@ PARTS = [
     Does(lambda at, g: g[0] + g[1].sin() * g[2]),
     linear(3, 3),
 ]
+WRITTEN_PARTS = [
+    Does(lambda at, x: (lambda h: (h[:, :3], h[:, 3:]))(at.one(x)), one=linear(4, 6)),
+    Does(lambda at, g: (g[0].mul_(2), g[1])),
+    Does(lambda at, g: g[0] + g[1].sin_()),
+    linear(3, 3),
+]
 MASKS = [
     Does(lambda at, x: (lambda mask: (at.one(x), mask, mask[:1]))((x > 0).long()), one=linear(4, 4)),
     nn.Identity(),
@@ -127,6 +133,7 @@ RIGHT: dict[str, list[nn.Module]] = {
     "read": [first(), READS, nn.Identity(), last()],
     "written in the stage that made them": [nn.Sequential(first(), WRITES), READS, nn.Identity(), last()],
     "parts, read": PARTS,
+    "parts, written": WRITTEN_PARTS,
     "masks, written": MASKS,
     "detached, written": DETACHED,
 }

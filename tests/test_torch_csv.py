@@ -313,7 +313,6 @@ SAME_ROWS = [
     ("interleaved", "Interleaved1F1B", 3),
     ("zb-h1", "InterleavedZeroBubble", 1),
     ("dualpipe-v", "DualPipeV", 2),
-    ("zb-v", "ZBVZeroBubble", 2),
 ]
 
 
@@ -324,6 +323,20 @@ def test_ours_are_theirs_action_by_action(
 ) -> None:
     plan = build(ours, p, m, v)
     assert Schedule.from_csv(dump(theirs, p, m, v), ours) == plan
+
+
+@pytest.mark.parametrize(("p", "m"), [(4, 8), (2, 6)])
+def test_our_zb_v_is_theirs_but_for_one_w_that_waits_until_all_i_are_sent(
+    dump: Callable[..., Path], p: int, m: int
+) -> None:
+    ours, theirs = build("zb-v", p, m), Schedule.from_csv(dump("ZBVZeroBubble", p, m, 2))
+    assert ours.rows[0] == theirs.rows[0]
+    for row, other in zip(ours.rows[1:], theirs.rows[1:], strict=True):
+        moved = next(b for a, b in zip(row, other, strict=True) if a != b)
+        assert moved.op == "W"
+        assert [action for action in row if action != moved] == [action for action in other if action != moved]
+        sent = [position for position, action in enumerate(row) if action.op == "I"]
+        assert other.index(moved) < sent[-1] < row.index(moved)
 
 
 # numbers that another program found

@@ -17,6 +17,7 @@ from ppcourse.analysis.simulate import simulate
 from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.blocking import blocking
+from ppcourse.schedules.placement import table
 from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
 from ppcourse.schedules.validate import _circle, check, validate
 
@@ -99,6 +100,15 @@ def test_an_op_that_there_is_not_is_out_of_range() -> None:
     wrong = replace(plan, rows=((*plan.rows[0], Action(0, "X", 0)),))  # type: ignore[arg-type]
     sentence = "Rank 0 runs 0X0, but an op is one of F, B, I, W."
     assert [tuple(violation) for violation in validate(wrong)] == [("out-of-range", 0, 2, sentence)]
+
+
+def test_a_stage_on_a_rank_that_there_is_not_is_missing() -> None:
+    plan = replace(build("gpipe", 1, 2), placement=table([0, 3], 1))
+    assert {violation.code for violation in validate(plan)} == {"missing"}
+
+
+def test_a_plan_of_nothing_is_legal() -> None:
+    assert validate(Schedule("empty", table([], 0), 0, ())) == ()
 
 
 def test_what_was_found_out_about_a_plan_is_no_load_when_it_is_sent() -> None:

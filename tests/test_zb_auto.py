@@ -174,6 +174,60 @@ def test_never_worse_than_the_papers_eight_choices(problem: Problem) -> None:
     assert search(problem).times.longest <= best
 
 
+def greedy(problem: Problem) -> list[str]:
+    """Rows that nobody planned: each rank does the I that has come, else the F, else a W, else it waits.
+
+    Stands alone: of the package it has the costs only. In order of time, so that what has come is known.
+    """
+    p, m, never = problem.p, problem.m, math.inf
+    rows, free = [""] * p, list(problem.first_start)
+    ends: dict[tuple[str, int, int], float] = {}
+    while any(len(row) < 3 * m for row in rows):
+        choices = []
+        for rank, row in enumerate(rows):
+            f, i, w = (row.count(letter) for letter in "FIW")
+            come = {"I": never, "F": never}
+            if i < f and (rank == p - 1 or ("I", rank + 1, i) in ends):
+                come["I"] = ends["I", rank + 1, i] + problem.comm if rank < p - 1 else 0.0
+            if f < m and (rank == 0 or ("F", rank - 1, f) in ends):
+                come["F"] = ends["F", rank - 1, f] + problem.comm if rank else 0.0
+            kept = problem.kept
+            for letter, more in (("I", kept - 1), ("F", 1.0)):
+                if f - i * (1 - kept) - w * kept + more > problem.limit + 1e-9:
+                    come[letter] = never
+            letter = min("IF", key=lambda letter: (max(come[letter], free[rank]), letter != "I"))
+            if come[letter] > free[rank] and w < i:
+                choices.append((free[rank], rank, "W"))
+            elif come[letter] < never:
+                choices.append((max(come[letter], free[rank]), rank, letter))
+        start, rank, letter = min(choices)
+        lasts = {"F": problem.forward, "I": problem.input_grad, "W": problem.weight_grad}[letter][rank]
+        ends[letter, rank, rows[rank].count(letter)] = free[rank] = start + lasts
+        rows[rank] += letter
+    return rows
+
+
+@pytest.mark.thorough
+@few
+@given(problems())
+def test_never_worse_than_a_greedy_order_that_knows_nothing_of_the_search(problem: Problem) -> None:
+    rows = greedy(problem)
+    assert all(map(problem.fits, rows))
+    assert search(problem).times.longest <= Plan.of(problem, rows).times.longest * (1 + 1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_for_costs_that_nobody_published_it_beats_the_greedy_order(seed: int) -> None:
+    """Or reaches the bound that none can beat."""
+    dice = random.Random(seed)
+    p = dice.choice((4, 6, 8))
+    costs = Costs(dice.uniform(5, 20), dice.uniform(5, 20), dice.uniform(3, 15), comm=dice.uniform(0, 1))
+    problem = _problem(p, dice.randint(p, 4 * p), costs, p * dice.uniform(1, 2), dice.choice([0.37, 0.43, 1.0]))
+    found, by_greed = search(problem).times.longest, Plan.of(problem, greedy(problem)).times.longest
+    assert found < by_greed or found == pytest.approx(lower_bound(problem), rel=1e-9)
+
+
 @quick
 @given(problems(), st.integers(0, 11))
 def test_what_a_sweep_builds_fits_and_runs(problem: Problem, which: int) -> None:

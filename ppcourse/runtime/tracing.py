@@ -60,7 +60,7 @@ def traced(files: Files) -> Iterator[None]:
             yield
             return
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it tells the learner when it starts and stops
-        with torch.profiler.profile() as trace:  # of the CPU, and of CUDA where there is one
+        with torch.profiler.profile(acc_events=True) as trace:  # of the CPU, and of CUDA where there is one
             yield
         trace.export_chrome_trace(files.profiler)
 

@@ -47,7 +47,7 @@ class Worker:
     def open(self, job: Job) -> None:
         """Set up stages, link and clock."""
         self.job, self.step_number, self.link = job, 0, None
-        if job.link.partition(":")[0] == "nccl":
+        if job.device != "cpu" and job.link.partition(":")[0] == "nccl":
             gpus.load_all_kernels()
         enter(job.device)
         move(job.loss_fn, job.device)

@@ -48,6 +48,7 @@ ELSEWHERE: Mapping[str, Elsewhere] = MappingProxyType(
         "zb-h1": Elsewhere(torch="ScheduleInterleavedZeroBubble", zero_bubble=f"{PLANNED} P"),  # with one stage a rank
         "zb-h2": Elsewhere(zero_bubble=f"{PLANNED} 2P"),
         "zb-auto": Elsewhere(zero_bubble=f"{PLANNED} LIMIT"),
+        # torch does one W of each rank but the first sooner
         "zb-v": Elsewhere(torch="ScheduleZBVZeroBubble", zero_bubble=V_SHAPE),
         "v-half": Elsewhere(zero_bubble=f"{V_SHAPE} --zero-bubble-v-schedule-mem-setup half"),
         "v-min": Elsewhere(zero_bubble=f"{V_SHAPE} --zero-bubble-v-schedule-mem-setup min"),

@@ -5,6 +5,7 @@ list of places, one an action, and a second list that has for each place that of
 loops of the standard library, which take a fraction of the time of ours.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import repeat
 from operator import add
@@ -70,11 +71,14 @@ class Waits:
         )
         for places in self.rows:  # where a rank begins
             needs[places.start - 1] = leaves[places.start - 1] = -1
-        place = dict(zip(leaves, range(self.never), strict=True))
-        del place[-1]
-        self.whole = len(place) == self.never - plan.num_ranks and self._is_full(plan)
-        place |= dict.fromkeys(range(self.numbering.size, self.numbering.room), NOBODY)
-        self.maker = [*map(place.get, needs, repeat(self.never)), self.never]
+        place = [self.never] * (self.numbering.room + 1)  # by number; one more for where ranks begin
+        for n, number in enumerate(leaves):
+            place[number] = n
+        place[-1] = self.never
+        once = len(place) - place.count(self.never) == self.never - plan.num_ranks
+        self.whole = once and self._is_full(plan)
+        place[self.numbering.size : -1] = [NOBODY] * (self.numbering.room - self.numbering.size)
+        self.maker = [*map(place.__getitem__, needs), self.never]
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()  # a plan that is sent to another process leaves them behind
@@ -99,14 +103,14 @@ class Waits:
         m, turn = plan.num_microbatches, plan.placement.turn if plan.placement.opposite else plan.num_microbatches
         each = {False: min(turn, m), True: m - min(turn, m)}  # microbatches, by far
         right = ({Op.F, Op.B}, {Op.F, Op.I, Op.W}) if plan.trains else ({Op.F},)
-        held = [0] * plan.num_ranks
+        held = Counter[int]()
         for lane in self.lanes:
             held[lane.rank] += each[lane.far] * (lane.op is Op.F)
-        for row, microbatches in zip(self.rows, held, strict=True):
+        for rank, row in enumerate(self.rows):
             ops = {self.lanes[lane].op for lane in {*self.lane[row.start : row.stop]}}
-            if ops not in right or len(row) != microbatches * len(ops):
+            if ops not in right or len(row) != held[rank] * len(ops):
                 return False
-        return True
+        return sum(held[rank] for rank in range(plan.num_ranks)) == plan.num_stages * m
 
 
 def waits_of(plan: Schedule) -> Waits:

@@ -56,7 +56,8 @@ QUESTIONS = (
         follow_ups=(
             (
                 "How much does ZeRO-1 save? Say 7B, p = 4, d = 8.",
-                f"7.5 bytes a parameter, not 18: {state_gb(7, 7.5, 4)} on a GPU instead of {state_gb(7, parts=4)}.",
+                f"{6 + 12 / 8:g} bytes a parameter, not 18: {state_gb(7, 6 + 12 / 8, 4)} on a GPU instead of"
+                f" {state_gb(7, parts=4)}.",
             ),
             ("When does the reduction overlap?", "With the last microbatch's backward, or the cool-down."),
         ),
