@@ -108,6 +108,20 @@ def test_gradients_of_weights_are_gradients_whichever_microbatch_made_them() -> 
     assert (memory.kinds["gradients"], memory.kinds["activations"], memory.kinds["parameters"]) == (800, 0, 800)
 
 
+def test_a_buffer_that_is_replaced_is_still_one_and_nobody_is_taken_for_the_old_one() -> None:
+    model = nn.BatchNorm1d(10, affine=False)
+    meter = LiveBytes(model)
+    meter.turn_to((0, 0))
+    with meter:
+        model.running_mean = torch.zeros(10)
+        others = [torch.zeros(10) for _ in range(20)]
+    meter.boundary(Between([(0, 0)]))
+    memory = meter.memory()
+    assert memory
+    assert (memory.kinds["activations"], memory.kinds["parameters"], memory.held) == (20 * 40, 40 + 40 + 8, 20 * 40)
+    del others
+
+
 def test_the_batch_does_not_count_nor_what_is_made_of_it_in_its_place() -> None:
     meter = LiveBytes(nn.Module())
     batch = {0: (torch.zeros(10), [torch.zeros(5)])}

@@ -116,7 +116,6 @@ class LiveBytes(Meter):
         self._sizes: dict[int, int] = {}
         self._mode = _Watch(self)
         self.watch([*model.parameters(), *model.buffers()])
-        self._weights, self._fixed = self.live, frozenset(self._seen)
 
     def __enter__(self) -> None:
         self._mode.__enter__()  # type: ignore[no-untyped-call]
@@ -136,13 +135,13 @@ class LiveBytes(Meter):
         self._batch = {storage._cdata: storage for storage in storages(batch)}
 
     def boundary(self, between: Between = NOTHING) -> None:
-        grads = self._gradients()
-        self.held = max(self.held, self.live - self._weights - sum(grads.values()))
+        static, grads = self._static(), self._gradients()
+        self.held = max(self.held, self.live - sum(self._sizes.get(key, 0) for key in {**static, **grads}))
         now = dict.fromkeys((ACTIVATIONS, KEPT_FOR_W), 0.0) | ({} if between.sent is None else {SENT: 0.0})
         sent, handed = _sizes(between.sent), _sizes(between.handed)
         stashed, owed = set(between.stashed), set(between.owed)
         for key, owners in self._owners.items():
-            if key in self._fixed or key in grads:
+            if key in static or key in grads:
                 continue
             if key in sent:
                 now[SENT] += self._sizes[key]
@@ -160,8 +159,12 @@ class LiveBytes(Meter):
     def memory(self, optimizer: torch.optim.Optimizer | None = None) -> Memory:
         state = {} if optimizer is None else _sizes([*optimizer.state.values()])
         gradients = sum(self._gradients().values())
-        static = {PARAMETERS: self._weights, GRADIENTS: gradients, OPTIMIZER: sum(state.values())}
+        static = {PARAMETERS: sum(self._static().values()), GRADIENTS: gradients, OPTIMIZER: sum(state.values())}
         return Memory({**static, **self.most}, self.peak, self.held, self.baseline)
+
+    def _static(self) -> dict[int, int]:
+        """Weights and buffers, as they are now: a layer's buffers may have been replaced."""
+        return _sizes([*self._model.parameters(), *self._model.buffers()])
 
     def _gradients(self) -> dict[int, int]:
         return _sizes([parameter.grad for parameter in self._model.parameters()])
