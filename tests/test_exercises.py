@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ppcourse.analysis.simulate import simulate
-from ppcourse.lab import graders, progress
+from ppcourse.lab import graders, guard, progress
 from ppcourse.lab.exercises import grade
 from ppcourse.lab.gantt_text import gantt_text
 from ppcourse.lab.graders import grader
@@ -307,6 +307,15 @@ def test_in_a_kernel_a_check_prints_once_ends_a_loop_and_names_the_line_of_the_c
     [[late]] = printed[2:3]
     assert late.startswith("✗ 99.1 f(0) still runs after 3 s, at line ")
     assert printed[3] == ["on\n"]
+
+
+def test_a_ring_outside_the_learners_code_is_no_place_to_tell(monkeypatch) -> None:
+    places = iter(["", "line 2 of your cell: while True:", "line 4 of your cell: except: pass"])
+    monkeypatch.setattr(guard, "last_own_line", lambda frames: next(places))
+    bell = guard.Bell()
+    for _ in range(3):
+        bell.ring(None)
+    assert (bell.rings, bell.place) == (3, "line 2 of your cell: while True:")
 
 
 def test_importing_the_checks_is_light() -> None:

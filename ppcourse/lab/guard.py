@@ -91,10 +91,10 @@ class Bell:
         self.armed, self.rings, self.place = True, 0, ""
 
     def ring(self, frame: FrameType | None) -> bool:
-        """Count a ring, unless disarmed; at the first one remember where the code was."""
+        """Count a ring, unless disarmed; at the first one in the learner's code remember where that was."""
         if self.armed:
             self.rings += 1
-            if self.rings == 1:
+            if not self.place:
                 self.place = last_own_line(traceback.extract_stack(frame))
         return self.armed
 
