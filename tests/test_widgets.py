@@ -21,9 +21,11 @@ import ppcourse as pp
 from ppcourse.lab import pairs
 from ppcourse.lab.draft import draft
 from ppcourse.lab.execute import execute
+from ppcourse.lab.explorer import QUICKLY
 from ppcourse.lab.panel import Panel, sentence
 from ppcourse.lab.svg import svg
 from ppcourse.schedules.placement import loop
+from ppcourse.schedules.zb_auto import zb_auto
 
 WIDGETS: dict[str, Callable[[], Any]] = {
     "explore": pp.explore,
@@ -186,7 +188,7 @@ def test_the_explorer_follows_its_controls(name: str, p: int, m: int, forward: f
     costs = pp.Costs(forward, comm=hop)
     plan, refusal = None, ""
     try:
-        plan = pp.build(name, p, m, costs=costs) if name == "zb-auto" else pp.build(name, p, m)
+        plan = zb_auto(p, m, costs, work=QUICKLY) if name == "zb-auto" else pp.build(name, p, m)
     except ValueError as error:
         refusal = str(error)
     assert panel.problem == refusal
