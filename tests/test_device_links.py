@@ -94,6 +94,7 @@ class Fleet:
         with ThreadPoolExecutor(plan.num_ranks) as pool:
             told = list(pool.map(life, ranks))
         assert not self.rules.broken
+        assert not [sentence for streams in self.streams.values() for sentence in streams.broken]
         return [_result(made.aliases, [of_rank[step] for of_rank in told]) for step in range(steps)]
 
 
@@ -325,6 +326,24 @@ def test_nccls_rules_are_kept_by_their_stand_in(monkeypatch: pytest.MonkeyPatch)
     assert "hangs" in told(on("b", 1, "receive"))
     assert "on two streams" in told(on("a", 0, "send"), on("c", 0, "send"), *[on("b", 1, "receive")] * 2)
     assert "8 bytes meet a receive of 4" in told(on("a", 0, "send", 8), on("b", 1, "receive"))
+
+
+def test_memory_of_another_stream_is_to_be_waited_for_and_its_use_to_be_told() -> None:
+    def told(waits: bool, tells: bool) -> str:
+        streams = LateStreams()
+        memory, mark, host = streams.new((4,), torch.uint8), streams.mark(), streams.new_on_host((4,), torch.uint8)
+        with streams.aside("a"):
+            streams.wait(mark) if waits else None
+            streams.copy(host, memory)
+            streams.uses(memory) if tells else None
+        return " ".join(streams.broken)
+
+    assert told(True, True) == ""
+    assert told(False, True) == "memory of [4] is used before it is waited for"
+    assert told(True, False) == "memory of [4] is used, and its allocator is not told"
+    streams = LateStreams()
+    streams.copy(streams.new((4,), torch.uint8), torch.zeros(4, dtype=torch.uint8))
+    assert "pinned memory" in streams.broken[0]
 
 
 # cases
