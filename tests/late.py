@@ -63,6 +63,7 @@ class LateStreams:
         self.made: Any = WeakTensorKeyDictionary()
         self.pinned: Any = WeakTensorKeyDictionary()
         self.untold: dict[int, str] = {}
+        self.wires: dict[Side, Wire] = {}
         self.wrong: list[str] = []
 
     @property
@@ -190,10 +191,14 @@ class End:
         self.streams.tell(lambda: self._receive(flat))
 
     def _one_stream(self) -> None:
-        """NCCL allows a communicator one stream at a time."""
+        """NCCL allows a communicator one stream at a time; and on a stream of two, one would wait for the other."""
         self.stream = self.stream or self.streams.side
         if self.stream is None or self.streams.side is not self.stream:
             self.wire.broken.append(f"{self.wire.channel} is used on two streams, or on the one that computes")
+        elif self.streams.wires.setdefault(self.stream, self.wire) is not self.wire:
+            self.wire.broken.append(
+                f"{self.wire.channel} shares its stream with {self.streams.wires[self.stream].channel}"
+            )
 
     def _send(self, flat: Tensor) -> None:
         self.wire.offered.put(flat)
