@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +93,15 @@ def train(
     other arguments and the errors are those of `run`.
     """
     resolved = check_trains(resolve_plan(plan, p, m, v))
-    carrier = check_options(resolved, device, link, pace, timeout)
+    carrier = check_options(resolved, device, link, pace, seed, timeout)
     places = choose(device, link, resolved.num_ranks).devices
     check_function(optimizer, "optimizer", "torch.optim.SGD or functools.partial(torch.optim.AdamW, lr=1e-3)")
     kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
     check_count(steps, "steps")
-    if clip_norm is not None and not clip_norm > 0:
+    if clip_norm is not None and not (isinstance(clip_norm, Real) and clip_norm > 0):
         raise ValueError(f"clip_norm is {clip_norm!r}; it is a number above 0, or None for no limit.")
+    if not isinstance(batches, Iterable):
+        raise ValueError(f"batches is {batches!r}, but it must be pairs (inputs, targets), for example a list of them.")
 
     layers, m = layers_of(model), resolved.num_microbatches
     with closing(saving_of(checkpoint_dir, checkpoint_every, layers, optimizer, seed, steps)) as saving:
