@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
             print(error, file=sys.stderr)
         return _end(here, 2)
     except (RankError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(error, *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return _end(here, 1)
     except KeyboardInterrupt:
         return _end(here, 130)
