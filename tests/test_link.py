@@ -216,7 +216,7 @@ def test_a_message_that_was_not_expected_over_gloo_is_an_error_and_no_number(mon
     link = GlooLink(plan, 1)
     link.begin()
     with pytest.raises(
-        LinkError, match="expected the activation of stage 0, microbatch 0, but the activation of .* 1 cam"
+        LinkError, match=r"expected the activation of stage 0, microbatch 0, but the activation of .* 1 cam"
     ):
         link.receive(expected)
     link.close()
