@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.checkpoint import FileSystemReader
 from toys import by_value, classifier, no_rank_starts, rows_of, tied
 
 import ppcourse as pp
@@ -133,10 +134,14 @@ def test_case_R71_what_four_ranks_wrote_two_ranks_and_one_go_on_with(tmp_path: P
 
 
 def test_a_tied_weight_is_one_wherever_its_copies_are(tmp_path: Path) -> None:
-    """One rank has it under one name, two ranks under two."""
+    """One rank has it under one name, two ranks under two; a checkpoint has it once."""
     expected = uninterrupted(tied, "gpipe", 1)
     interrupted(tmp_path, tied, "gpipe", 1, after=2)
     interrupted(tmp_path, tied, "1f1b", 2, after=4)
+    for path in tmp_path.iterdir():
+        keys = FileSystemReader(path).read_metadata().state_dict_metadata
+        assert "weights/0.weight" in keys
+        assert not [key for key in keys if "/3.weight" in key], path
     training = train(tied, "gpipe", 1, checkpoint_dir=tmp_path, checkpoint_every=2)
     assert training.losses == pytest.approx(expected.losses, rel=1e-12)
     assert training.norms == pytest.approx(expected.norms, rel=1e-10)

@@ -202,6 +202,12 @@ def test_a_step_over_gloo_is_over_when_all_is_sent_and_tells_what_could_not_be(m
     link.close()
 
 
+def test_kinds_and_rests_of_long_messages_do_not_meet_over_gloo() -> None:
+    """Between two ranks of an interleaved plan, both kinds go both ways."""
+    tags = [ends._tag(Channel(0, 1, kind), lane) for kind in Kind for lane in (0, 1)]
+    assert len(set(tags)) == len(tags)
+
+
 def test_a_message_that_was_not_expected_over_gloo_is_an_error_and_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = pp.build("1f1b", 2, 2)
     expected, other = channels(plan)[CHANNEL].sent

@@ -253,7 +253,11 @@ def test_the_command_goes_on_from_a_checkpoint(alone: None, tmp_path: Path, caps
     assert same(told(tmp_path / "there.json"), plain)
     shutil.copytree(tmp_path / "there", tmp_path / "here")
     shutil.rmtree(tmp_path / "here" / "step-00000005")
+    capsys.readouterr()
     assert main([*here, "-p", "1", "--json", str(tmp_path / "here.json")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"goes on after step 4, from {tmp_path / 'here'}"
+    assert [line.split()[:2] for line in said[1:-1]] == [["step", "5"]]
     assert same(told(tmp_path / "here.json"), plain)
     assert len(list((tmp_path / "here").glob("step-*"))) == 2
 

@@ -194,6 +194,7 @@ class _Log:
             losses=tuple(self.losses),
             norms=tuple(self.norms),
             step_times=tuple(self.times),
+            begun=self.saving.begun.step,
             state_dict={name: value for state in states for name, value in state.items()},
             timeline=ranks.timeline(self.reports),
             device=self.device,
