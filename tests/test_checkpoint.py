@@ -266,6 +266,28 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(harm: Callable[[Path], None
     assert found.step == 4
 
 
+def test_numbers_are_compared_as_numbers_and_a_changed_story_is_seen(tmp_path: Path) -> None:
+    written(Folder(tmp_path), 2)
+    story = tmp_path / "step-00000002" / "training.json"
+    story.write_text(story.read_text().replace("0.1", "0.2", 1))  # still a story, of another training
+    for step in (99_999_999, 100_000_000):
+        (tmp_path / f"step-{step}").mkdir()
+    with pytest.warns(UserWarning, match="is passed over") as told:
+        assert Folder(tmp_path).newest() is None
+    said = [str(warning.message) for warning in told]
+    assert [re.findall(r"step-0*(\d+) ", sentence) for sentence in said] == [["100000000"], ["99999999"], ["2"]]
+    assert said[-1].endswith("its training.json cannot be read (the text was changed).")
+
+
+def test_what_was_being_removed_when_a_training_was_killed_is_in_nobodys_way(tmp_path: Path) -> None:
+    for name in ("step-00000002", ".step-00000002-old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "damaged").touch()
+    written(Folder(tmp_path), 2)
+    assert names_in(tmp_path) == ["step-00000002"]
+    assert isinstance(checkpoint_folder.read(tmp_path / "step-00000002"), Story)
+
+
 def test_case_R73_what_was_not_finished_is_passed_over_by_name(tmp_path: Path) -> None:  # noqa: N802
     folder = Folder(tmp_path)
     written(folder, 2)
