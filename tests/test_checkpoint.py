@@ -437,6 +437,19 @@ def test_what_an_optimizer_remembers_keeps_its_dtype() -> None:
         assert bool((kept["sum"] == 1 / torch.tensor(3.0)).all())
 
 
+def test_what_is_left_to_train_on_and_where_the_last_checkpoint_is(tmp_path: Path) -> None:
+    """As on a rank that torchrun has started and that does not look after the folder."""
+    saving = saving_of(tmp_path, 2, [*quiet()], ADAM, seed=0, steps=6)
+    saving.owns = False
+    (tmp_path / "step-00000002").mkdir()
+    saving.go_on_from(Story(step=2))
+    assert list(saving.left("abcdefghij")) == [(2, "c"), (3, "d"), (4, "e"), (5, "f")]
+    saving.after(History(*[[0.1] * 4] * 3), lambda *_: [])
+    assert "step-00000002: training goes on from there" in saving.last()  # rank 0 has not finished the next one yet
+    (tmp_path / "step-00000004").mkdir()
+    assert "step-00000004: training goes on from there" in saving.last()
+
+
 # one training at a time
 
 

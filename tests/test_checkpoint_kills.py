@@ -215,4 +215,5 @@ def test_a_full_disk_is_told_with_its_place_and_the_last_checkpoint(
     with pytest.raises(OSError, match=r"No space left on device: '.*/\.step-00000004-unfinished'") as told:
         saving.after(History(*[[0.1] * 4] * 3), parts_of_one_rank)
     assert told.value.__notes__ == [saving.last()]
+    assert names_in(tmp_path) == ["step-00000002"]
     assert saving.last().startswith(f"The last checkpoint is {tmp_path}/step-00000002: training goes on from there")

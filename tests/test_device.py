@@ -266,6 +266,15 @@ def test_a_tensor_that_comes_often_is_moved_once_and_the_rest_stays() -> None:
     assert device.there(given, "cpu") is given
 
 
+def test_a_rank_enters_its_own_gpu_before_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "set_device", done.append)
+    monkeypatch.setattr(torch.cuda, "init", lambda: done.append("init"))
+    device.enter("cpu")
+    device.enter("cuda:1")
+    assert done == [torch.device("cuda:1"), "init"]
+
+
 def test_layers_on_a_gpu_draw_from_that_gpus_generator_too(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = torch.Generator(), torch.Generator()
     monkeypatch.setattr(torch.cuda, "default_generators", gpus)
