@@ -238,6 +238,17 @@ def test_so_it_is_where_actions_are_joined(schedule: str, p: int) -> None:
         assert measured("mlp", schedule, p).ledger.of(kind) == predicted("mlp", plan).of(kind), kind
 
 
+def test_what_an_action_of_a_pair_makes_is_its_own() -> None:
+    """Joined to the backward of a light stage is the forward of a heavy one, after which the rank holds most."""
+    plan = pp.Schedule.from_text("0F0 1F0 0F1+1B0 1F1 0B0 1B1 0B1")
+    heavy = torch.nn.Sequential(*(layer for _ in range(3) for layer in (linear(), torch.nn.Tanh())))
+    layers, rows = [heavy, linear()], torch.randn(2 * ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+    sizes = pp.profile(layers, rows[:ROWS], rows[:ROWS], F.mse_loss, budget=0.0).sizes([1, 1])
+    found = pp.run(plan, layers, rows, rows, loss_fn=F.mse_loss, memory=True).ledger
+    assert found.rows == pp.ledger(plan, sizes).rows
+    assert found.of(ACTIVATIONS)[0] >= 2 * sizes.of("stashed", 2)[0]
+
+
 # what messages take
 
 
