@@ -1,9 +1,11 @@
 """How many bytes a rank takes, and what for."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -306,6 +308,21 @@ def test_sizes_that_are_none_are_refused(sizes: dict, sentence: str) -> None:
         ledger(build("1f1b", 2, 4), Sizes(**sizes))
 
 
+@pytest.mark.parametrize("rows", [None, 5, [5], "ab", [(1, 2)]])
+def test_turns_and_ties_that_are_none_are_refused(rows: Any) -> None:
+    for name, kind in (("turns", "Turn"), ("tied", "Tied")):
+        with refused(f"Sizes.{name} is {rows!r}; it must be a list of {kind}, or () for none."):
+            Sizes(**{name: rows})
+    with refused("Sizes.tied is nan; it must be a finite number of at least 0, or a list of one a stage."):
+        Sizes(tied=[Tied((0, 1), math.nan)])
+
+
+def test_bytes_are_exact_whatever_kind_the_numbers_are_of() -> None:
+    sizes = Sizes(parameters=2**24 + 1, weight_bytes=numpy.float32(1), gradient_bytes=numpy.float32(1))
+    assert ledger(build("1f1b", 1, 1), sizes).of("parameters") == (2**24 + 1,)  # which 32 bits cannot tell
+    assert ledger(build("1f1b", 1, 1), sizes).of("gradients") == (2**24 + 1,)
+
+
 def test_what_is_not_known_is_no_zero() -> None:
     """A measurement over a link that cannot tell, and a kind that is misspelt."""
     book = Ledger("x", ({"activations": 3.0}, {}), "measured")
@@ -377,6 +394,13 @@ def test_zero_bubble_counts_what_w_keeps() -> None:
 def test_embedding_and_head_by_hand() -> None:
     assert embedding_activations(4, 2, 16) == 8 * 8 + 8 * 16
     assert head_activations(4, 2, 16, 100) == 4 * 8 * 16 + 4 * 8 * 100
+
+
+@pytest.mark.parametrize("odd", [{"t": 0}, {"h": 0}, {"s": "a"}, {"ffn": 0}, {"b": math.nan}, {"a": True}])
+def test_a_layer_of_no_size_is_refused(odd: dict) -> None:
+    [(word, value)] = odd.items()
+    with refused(f"{word} is {value!r}; it must be a whole number of at least 1."):
+        layer_activations(**{"s": 16, "b": 2, "h": 8, "a": 2, **odd})
 
 
 def test_another_way_to_recompute_is_refused() -> None:

@@ -340,6 +340,7 @@ def test_of_all_partitions_that_fit_the_best_is_found_or_none_is_there(placement
         ({"layer_memory": [1, 1], "limits": 9}, "layer_memory has 2 numbers for 4 layers; give one for each."),
         ({"limits": [9, 9]}, "limits has 2 numbers for 3 ranks; give one for each."),
         ({"limits": float("nan")}, "limits is nan; it must be a number of at least 0."),
+        ({"limits": numpy.array(9.0)}, "limits is array(9.); it must be a number of at least 0."),
         (
             {"limits": 9, "layer_memory": [10**400, 1, 1, 1]},
             f"layer_memory is {10**400}; it must be a number of at least 0.",

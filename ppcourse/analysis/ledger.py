@@ -59,7 +59,7 @@ class Ledger:
 
     def tells(self, kind: str) -> bool:
         """Whether any rank knows the kind."""
-        return any(kind in row for row in self.rows)
+        return any(kind in tuple(row) for row in self.rows)
 
     def __str__(self) -> str:
         kinds = list(dict.fromkeys(kind for row in self.rows for kind in row))
@@ -84,6 +84,11 @@ def side_by_side(*ledgers: Ledger, kinds: Sequence[str] = ()) -> str:
     """
     if not ledgers:
         raise ValueError("Side by side go one or more ledgers; there are none.")
+    for each in ledgers:
+        if not isinstance(each, Ledger):
+            raise ValueError(
+                f"Side by side go ledgers, and {each!r} is none; take result.ledger, or ledger(plan, sizes)."
+            )
     several = len({each.name for each in ledgers}) > 1
     heads = [f"{each.name} {each.origin}" if several else str(each.origin) for each in ledgers]
     for kind in kinds:
