@@ -119,6 +119,12 @@ def aligned(cells: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
 
 
+def sized(size: float) -> str:
+    """Bytes in the largest unit in which there is at least one: 4.5 MiB."""
+    unit, scale = _unit([size])
+    return f"{size / scale:.1f} {unit}"
+
+
 def _unit(numbers: Sequence[float]) -> tuple[str, float]:
     """The largest unit in which the largest number is at least 1."""
     largest = max(numbers, default=0.0)

@@ -11,7 +11,7 @@ from ppcourse.analysis.activations import Recompute
 from ppcourse.analysis.candidate import Candidate, Cluster
 from ppcourse.analysis.hardware import GPU, GPUS, LINKS, Link, known
 from ppcourse.analysis.leaner import leaner
-from ppcourse.analysis.ledger import aligned
+from ppcourse.analysis.ledger import aligned, sized
 from ppcourse.analysis.shape import Shape
 from ppcourse.schedules import SCHEDULES, TWO_STAGES
 
@@ -90,7 +90,7 @@ HEAD = ("", "schedule", "p", "v", "replicas", "m", "each", "step", "bubble", "al
 def _cells(place: int, c: Candidate) -> Sequence[str]:
     counts = (str(place), c.schedule, *map(str, (c.p, c.v, c.data_parallel, c.m, c.microbatch)))
     shares = (f"{c.pipeline[1]:.1%}", f"{c.all_reduce_time / c.step_time:.1%}", f"{c.utilisation:.1%}")
-    return (*counts, f"{c.step_time:.3g} s", *shares, f"{c.ledger.peak / 2**30:.1f} GiB")
+    return (*counts, f"{c.step_time:.3g} s", *shares, sized(c.ledger.peak))
 
 
 def choose(
