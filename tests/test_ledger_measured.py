@@ -148,6 +148,40 @@ class Lookup(torch.nn.Module):
         return self.table(x[:, 0].abs().long() % 10)
 
 
+class Running(torch.nn.Module):
+    """Weights, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = linear()
+        self.register_buffer("scale", torch.full((WIDTH,), 2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.scale
+
+
+class Unused(torch.nn.Module):
+    """Has a weight that gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.weight = linear(), torch.nn.Parameter(torch.ones(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+class Double(torch.nn.Module):
+    """Weights of 64 bits beside those of 32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = linear().double(), linear()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(self.inner(x.double()).float())
+
+
 def linear() -> torch.nn.Linear:
     return torch.nn.Linear(WIDTH, WIDTH)
 
@@ -164,6 +198,9 @@ ODD = {
     "no weights": lambda: [torch.nn.Tanh(), torch.nn.Tanh(), torch.nn.Tanh(), linear()],
     "norms": lambda: [torch.nn.LayerNorm(WIDTH), linear(), torch.nn.LayerNorm(WIDTH), linear()],
     "part of the batch": lambda: [Lookup(), linear(), torch.nn.Tanh(), linear()],
+    "tied": lambda: [(same := Running()), linear(), torch.nn.Tanh(), same],  # both on rank 0
+    "unused": lambda: [Unused(), linear(), torch.nn.Tanh(), linear()],
+    "of two kinds": lambda: [linear(), Double(), torch.nn.Tanh(), linear()],
 }
 
 

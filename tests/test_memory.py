@@ -19,6 +19,7 @@ from ppcourse.analysis.buffers import GLOO_ROOM, link_of
 from ppcourse.analysis.in_flight import in_flight_bytes
 from ppcourse.analysis.ledger import KINDS, Ledger, side_by_side
 from ppcourse.analysis.memory import Sizes, ledger
+from ppcourse.analysis.tied import Tied
 from ppcourse.schedules import build
 from ppcourse.schedules.channels import channels
 from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
@@ -54,6 +55,27 @@ def test_zb_h1_keeps_for_w_what_1f1b_has_given_back() -> None:
 def test_stages_that_live_on_two_ranks_are_paid_twice() -> None:
     book = ledger(build("dualpipe", 2, 4), Sizes(parameters=[100, 10], weight_bytes=1))
     assert book.of("parameters") == (110, 110)
+
+
+def test_tied_weights_are_there_once_on_a_rank_that_has_several_of_their_stages() -> None:
+    """Stages 0, 1 and 3 have 10 weights in common, 6 of them trained, and 5 bytes of buffers."""
+    tied = [Tied((0, 1, 3), 10, 6, 5)]
+    sizes = Sizes(parameters=[30, 40, 20, 50], trainable=[26, 36, 20, 46], buffers=[5, 6, 7, 8], tied=tied)
+
+    def found(name: str, p: int, **more: Any) -> list[tuple[float, ...]]:
+        book = ledger(build(name, p, 4), sizes, **more)
+        return [book.of(kind) for kind in ("parameters", "gradients", "optimizer")]
+
+    # a vee: stages 0 and 3 on rank 0, which tie; 1 and 2 on rank 1, which do not
+    assert found("zb-v", 2) == [(2 * 70 + 8, 2 * 60 + 13), (4 * 66, 4 * 56), (12 * 66, 12 * 56)]
+    # a loop: 0 and 2 on rank 0, 1 and 3 on rank 1
+    assert found("interleaved", 2) == [(2 * 50 + 12, 2 * 80 + 9), (4 * 46, 4 * 76), (12 * 46, 12 * 76)]
+    assert found("interleaved", 2, origin="formula") == found("interleaved", 2)
+    # each on a rank of its own
+    assert found("1f1b", 4)[0] == (65, 86, 47, 108)
+    everything = ledger(build("interleaved", 1, 1, 4), sizes)
+    assert everything.of("parameters") == (2 * (140 - 20) + 26 - 10,)
+    assert everything.of("gradients") == (4 * (128 - 12),)
 
 
 @quick

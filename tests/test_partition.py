@@ -261,6 +261,20 @@ def test_given_sizes_hold_for_ranks_with_several_stages_too() -> None:
     )
 
 
+@pytest.mark.parametrize("placement", [loop(1, 2), loop(2, 2), loop(1, 3), vee(2), bidirectional(4, 8)], ids=str)
+def test_no_layer_is_lost_to_a_last_stage_of_a_given_size(placement: Placement) -> None:
+    rng, stages = random.Random(7), placement.num_stages
+    for _ in range(25):
+        costs = [rng.choice([0, 1, 2, 3, 7, 20]) for _ in range(rng.randint(stages + 3, 10))]
+        first, last = rng.choice([None, 1, 2] if stages > 2 else [None]), rng.randint(1, 3)
+        choices = [
+            sizes for sizes in every_partition(len(costs), stages) if first in (None, sizes[0]) and sizes[-1] == last
+        ]
+        sizes = partition(costs, stages, placement=placement, first=first, last=last)
+        assert sizes in choices
+        assert busiest(costs, sizes, placement) == min(busiest(costs, choice, placement) for choice in choices)
+
+
 # Under a memory limit.
 
 

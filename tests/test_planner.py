@@ -1,6 +1,7 @@
 """Which p, m, v and schedule: predictions, ranks, and reasons."""
 
 import dataclasses
+import itertools
 import math
 import random
 import re
@@ -12,6 +13,7 @@ from strategies import refused
 
 from ppcourse.analysis.candidate import REPEATING, Candidate, Cluster
 from ppcourse.analysis.hardware import GPU, GPUS, LINKS, Link, all_reduce_time
+from ppcourse.analysis.leaner import leaner
 from ppcourse.analysis.memory import Sizes, held_by_plan, ledger
 from ppcourse.analysis.planner import Choice, choose
 from ppcourse.analysis.shape import Shape
@@ -249,6 +251,7 @@ def test_the_two_copies_of_a_stage_in_dualpipe_are_summed_like_replicas_a_hop_aw
 # What is feasible.
 
 
+@pytest.mark.thorough
 def test_more_memory_never_makes_fewer_feasible() -> None:
     counts = []
     for gib in (1, 2, 4, 8, 16, 32, 64):
@@ -261,6 +264,53 @@ def test_more_memory_never_makes_fewer_feasible() -> None:
         assert len(feasible) + len(choice.refused) == len(all_of(small())) + len(small().refused)
     assert counts == sorted(counts)
     assert counts[0] == 0 < counts[3] < counts[-1] == len(all_of(small()))
+
+
+def every_cut(layers: int, stages: int) -> list[tuple[int, ...]]:
+    cuts = itertools.combinations(range(1, layers), stages - 1)
+    return [tuple(b - a for a, b in itertools.pairwise((0, *places, layers))) for places in cuts]
+
+
+@pytest.mark.parametrize("mib", [2, 2.5, 3, 3.5, 4])
+def test_what_is_short_of_memory_is_so_however_it_is_cut(mib: float) -> None:
+    """All cuts were tried; of those that fit, the one with the least busy stage is taken."""
+    gpu = GPU("short", memory=mib * 2**20, flops=1e12)
+    options = {"schedules": ("gpipe", "1f1b"), "headroom": 0.0}
+    choice = small(gpu=gpu, **options)
+    short, found = {r.what for r in choice.refused}, {str(c): c for c in all_of(choice)}
+    for roomy in all_of(small(**options)):
+        cuts = [dataclasses.replace(roomy, cut=cut) for cut in every_cut(8, roomy.p)]
+        fit = [each for each in cuts if each.ledger.peak <= gpu.memory]
+        assert (str(roomy) in short) == (not fit)
+        if fit:
+            taken = found[str(roomy)]
+            assert taken.ledger.peak <= gpu.memory
+            assert busiest(taken) == min(map(busiest, fit))
+    moved = [c for c in found.values() if c.cut]
+    assert moved or mib not in (2.5, 3, 3.5)
+
+
+def busiest(candidate: Candidate) -> float:
+    costs = candidate.costs
+    return max(map(sum, zip(costs.forward, costs.input_grad, costs.weight_grad, strict=True)))
+
+
+def test_ranks_with_several_stages_and_a_split_backward_are_cut_again_too() -> None:
+    """With a 20th less than they would take: a heavy head leaves rank 0 with many layers, and with their activations.
+    Each rank of DualPipe on two has both stages, however they are cut."""
+    shape = dataclasses.replace(SMALL, layers=10, vocab=2048)
+    names = ("interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "dualpipe-v", "dualpipe")
+    every = all_of(choose(shape, gpus=2, gpu=ROOMY, link=FREE, batch=16, top=1000, schedules=names))
+    for each in every:
+        if (each.p, each.microbatch) != (2, 1):
+            continue
+        gpu = GPU("short", memory=0.95 * each.ledger.peak, flops=1e12)
+        tight = dataclasses.replace(each, cluster=dataclasses.replace(each.cluster, gpu=gpu, headroom=0.0))
+        found = leaner(tight)
+        assert tight.shortage
+        assert (found is None) == (each.schedule == "dualpipe")
+        if found:
+            assert max(ledger(found.plan, found.sizes).totals) <= gpu.memory
 
 
 def test_seven_billion_parameters_do_not_fit_one_gpu_of_24_gb_and_it_says_why() -> None:

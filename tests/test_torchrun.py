@@ -22,7 +22,7 @@ from hosts import TORCHRUN, NoHostsError, best, environment, free_port, held_to,
 from two_hosts import PLANS
 
 from ppcourse.cli import main
-from ppcourse.runtime import gpus, saving_here, torchrun
+from ppcourse.runtime import gpus, joining, saving_here, torchrun
 from ppcourse.runtime.checkpoint_folder import Folder
 from ppcourse.runtime.joining import attempt, interface_towards
 from ppcourse.runtime.saving import Saving
@@ -132,6 +132,25 @@ def test_ranks_of_one_attempt_agree_on_its_name_whatever_an_attempt_before_has_l
         assert len(answers) == 1
         names += answers
     assert len(set(names)) == 3
+
+
+def test_a_rank_that_does_not_come_is_told_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "PATIENCE", 0.5)
+    store = dist.HashStore()
+    with ThreadPoolExecutor() as threads:
+        one = threads.submit(attempt, store, 1, 4)
+        with pytest.raises(ConnectionError, match=r"^Ranks 2, 3 have not come in 0\.5 s; their hosts say why"):
+            attempt(store, 0, 4)
+        assert one.result(timeout=60)
+
+
+def test_a_master_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "1", "WORLD_SIZE": "2"}
+    monkeypatch.setattr(os, "environ", os.environ | given)
+    monkeypatch.setattr(joining, "PATIENCE", 1.0)
+    with pytest.raises(ConnectionError, match=r"^The ranks do not meet at 127\.0\.0\.1:\d+: .*\.$") as told:
+        joining.join()
+    assert "\n" not in str(told.value)
 
 
 class Still:
@@ -259,7 +278,7 @@ def test_a_folder_that_not_all_hosts_share_is_one_sentence(tmp_path: Path, monke
     monkeypatch.setattr(saving_here, "gathered", gathered)
     begin_here(folders[0], 0)
     assert folders[0].owns
-    assert not list((tmp_path / "a").iterdir())
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [".lock"]  # until it is closed
     with pytest.raises(ValueError, match=sentence):
         begin_here(folders[1], 1)
     assert not folders[1].owns

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 from ppcourse.analysis.activations import Recompute
 from ppcourse.analysis.candidate import Candidate, Cluster
 from ppcourse.analysis.hardware import GPU, GPUS, LINKS, Link, known
+from ppcourse.analysis.leaner import leaner
 from ppcourse.analysis.ledger import aligned
 from ppcourse.analysis.shape import Shape
 from ppcourse.schedules import SCHEDULES, TWO_STAGES
@@ -27,7 +28,7 @@ class Refused(NamedTuple):
     """Counts that are not possible, and the sentence that says why.
 
     kind   MEMORY, LAYERS, BATCH, TOO_MANY or CONDITIONS
-    by     bytes that are missing
+    by     bytes that are missing with the fastest cut; none was found that fits
     """
 
     what: str
@@ -124,8 +125,9 @@ def choose(
     top               how many candidates are ranked
 
     The step is predicted as `simulate` says, of unequal stages (embedding, head) and of messages that take their size
-    ÷ bandwidth, and then the all-reduce of the largest stage's gradients. Memory is predicted as `ledger` says. No
-    tensor parallelism; nothing overlaps the all-reduce; replicas of a stage are neighbours, as Megatron-LM places them.
+    ÷ bandwidth, and then the all-reduce of the largest stage's gradients. Memory is predicted as `ledger` says. Layers
+    are cut so that the busiest rank has least to do, and where a rank lacks memory then, so that none does. No tensor
+    parallelism; nothing overlaps the all-reduce; replicas of a stage are neighbours, as Megatron-LM places them.
 
     Raises ValueError for names and numbers that are none. What is not possible is no error, see Choice.refused.
     """
@@ -205,10 +207,10 @@ def _checked(candidate: Candidate) -> Found:
         why = f"{layers} layers, embedding and head counted in, do not make {stages} stages."
         return Refused(what, why, LAYERS)
     shortage = candidate.shortage
-    if shortage:
-        by, why = shortage
-        return Refused(what, why, MEMORY, by)
-    return candidate
+    if shortage is None:
+        return candidate
+    by, why = shortage
+    return leaner(candidate) or Refused(what, why, MEMORY, by)
 
 
 def _ranked(possible: Sequence[Candidate], top: int) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:

@@ -88,7 +88,7 @@ def run(
     Raises ValueError, before any rank starts, for what cannot work, and RankError if a rank fails.
     """
     resolved = check_trains(resolve_plan(plan, p, m, v))
-    carrier = check_options(resolved, device, link, pace, timeout)
+    carrier = check_options(resolved, device, link, pace, seed, timeout)
     devices, _ = choice = choose(device, link, resolved.num_ranks)
     files = files_of(profiler, snapshot, devices)
     kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
@@ -144,7 +144,7 @@ def evaluate(
     `run`; the loss is computed if there are targets.
     """
     resolved = forward_only(resolve_plan(plan, p, m, v))
-    carrier = check_options(resolved, device, link, pace, timeout)
+    carrier = check_options(resolved, device, link, pace, seed, timeout)
     devices, m = choose(device, link, resolved.num_ranks).devices, resolved.num_microbatches
     given = check_extras(extras, layers_of(model))
     if targets is None:

@@ -223,9 +223,16 @@ def check_trains(plan: Schedule) -> Schedule:
     return plan
 
 
-def check_options(plan: Schedule, device: str, link: str, pace: Costs | None, timeout: float) -> str:
-    """Raise ValueError for a device, link, pace or timeout that cannot be had; which link carries messages, and why."""
+def check_seed(seed: Any) -> None:
+    """Raise ValueError for what gives other random numbers in another process, as a word does."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise ValueError(f"seed is {seed!r}; it must be a whole number, for example 0.")
+
+
+def check_options(plan: Schedule, device: str, link: str, pace: Costs | None, seed: int, timeout: float) -> str:
+    """Which link carries messages, and why. Raises ValueError for an option that cannot be had."""
     chosen = choose(device, link, plan.num_ranks).link
+    check_seed(seed)
     if not (isinstance(timeout, Real) and timeout > 0):
         raise ValueError(f"timeout is {timeout!r}; it is a number of seconds above 0, for example 60.")
     if pace is not None:
