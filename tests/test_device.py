@@ -304,6 +304,7 @@ def test_a_gpus_memory_that_is_not_enough_is_told_with_rank_stage_and_action() -
     assert told.value.cause == "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."
 
 
+@pytest.mark.thorough
 def test_a_profile_has_a_range_for_each_action_of_its_rank(tmp_path: Path, capsys: Any) -> None:
     inputs, targets = rows_of(8)
     plan = pp.build("1f1b", 2, 3)

@@ -456,6 +456,7 @@ def test_case_R06_every_schedule_takes_what_is_sent_and_nothing_else(name: str) 
             assert len(set(traffic.sent)) == len(traffic.sent)
 
 
+@pytest.mark.thorough
 def test_case_R07_five_hundred_microbatches_are_as_many_single_transfers(tmp_path: Path, monkeypatch: Any) -> None:  # noqa: N802
     """None of them in a group with others, which is what hangs."""
     fleet = Fleet("nccl", tmp_path)

@@ -351,6 +351,7 @@ def test_a_stub_is_not_solved_yet(number: str) -> None:
     assert [pp.grade(number, answer).state for answer in (..., None, stub)] == ["unsolved"] * 3
 
 
+@pytest.mark.thorough
 def test_the_training_that_the_grader_compares_with_is_the_packages() -> None:
     batches = [lesson_02._batch(8, seed) for seed in range(3)]
     ours = pp.train(

@@ -455,6 +455,33 @@ def test_costs_that_are_no_times_are_refused(name: str, wrong: object, shown: st
         Costs(**{name: wrong})
 
 
+TOO_LARGE = "These costs add up to more than a number can hold, about 1.8e308; take a larger unit."
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        Costs(1e308),
+        Costs(input_grad=1e308, weight_grad=1e308),
+        Costs(comm=1e308),
+        Costs(size=1e308, bandwidth=1e-9),
+        Costs(overlap=1e308),
+        Costs(3e306, 3e306, 3e306),  # each rank's end is a number, and the idle time of all ranks is none
+    ],
+    ids=str,
+)
+def test_costs_that_add_up_to_no_number_are_refused(costs: Costs) -> None:
+    with refused(TOO_LARGE):
+        simulate(build("dualpipe-v", 4, 8), costs)
+
+
+def test_large_costs_that_add_up_to_a_number_are_not() -> None:
+    timeline = simulate(build("1f1b", 4, 8), Costs(1e306, 1e306, 1e306))
+    assert timeline.bubble_overhead == pytest.approx(3 / 8)
+    with refused(TOO_LARGE):
+        simulate(build("1f1b", 4, 8), Costs(1e306), jitter=1e300)
+
+
 @pytest.mark.parametrize("wrong", [[1, 2], None, -0.1])
 def test_a_hop_has_one_cost(wrong: object) -> None:
     with refused(f"Costs.comm is {wrong!r}; it must be a finite number of at least 0."):

@@ -1,5 +1,6 @@
 """Is a plan legal? Each rule by its code and its sentence; the verdict against a brute-force execution."""
 
+import math
 import pickle
 import random
 import time
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise, product
 
+import numpy as np
 import pytest
 from hypothesis import given
 from strategies import allowed, made, needed, plans, quick, random_homes, random_order, refused
@@ -17,7 +19,7 @@ from ppcourse.analysis.simulate import simulate
 from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.blocking import blocking
-from ppcourse.schedules.placement import table
+from ppcourse.schedules.placement import loop, table
 from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
 from ppcourse.schedules.validate import _circle, check, validate
 
@@ -95,11 +97,33 @@ def test_a_stage_or_microbatch_that_the_plan_does_not_have_is_out_of_range(actio
     assert [tuple(violation) for violation in validate(wrong)] == [("out-of-range", 0, 6, sentence)]
 
 
-def test_an_op_that_there_is_not_is_out_of_range() -> None:
-    plan = build("gpipe", 1, 1)
-    wrong = replace(plan, rows=((*plan.rows[0], Action(0, "X", 0)),))  # type: ignore[arg-type]
-    sentence = "Rank 0 runs 0X0, but an op is one of F, B, I, W."
-    assert [tuple(violation) for violation in validate(wrong)] == [("out-of-range", 0, 2, sentence)]
+NO_ACTIONS = [
+    *(Action(stage, Op.F, 0) for stage in (0.0, math.nan, "0", None, True, np.float64(0))),
+    *(Action(0, Op.F, microbatch) for microbatch in (0.5, "0", None)),
+    *(Action(0, op, 0) for op in ("X", "", None, [], 1)),
+    *((0, "F"), (0, Op.F, 0, 0), "0F0", "0F", 7, None),
+]
+
+
+@pytest.mark.parametrize("wrong", NO_ACTIONS, ids=repr)
+@pytest.mark.parametrize("ask", [validate, simulate, blocking])
+def test_what_is_no_action_is_out_of_range(ask: Callable[[Schedule], object], wrong: Action) -> None:
+    """In a plan built directly; what is read is looked at as it is read."""
+    plan = build("gpipe", 1, 2)
+    plan = replace(plan, rows=((*plan.rows[0], wrong),))
+    right = "an action is a stage, one of F, B, I, W, and a microbatch, as in 2F0"
+    sentence = f"Rank 0 runs {wrong!r}, but {right}."
+    if ask is validate:
+        assert [tuple(violation) for violation in validate(plan)] == [("out-of-range", 0, 4, sentence)]
+    else:
+        with refused(sentence, ScheduleError):
+            ask(plan)
+
+
+def test_numbers_of_numpy_and_letters_for_ops_are_as_good_as_ours() -> None:
+    plan = Schedule("mine", loop(1), 1, ((Action(np.int64(0), "F", np.int32(0)), Action(0, Op.B, 0)),))
+    assert validate(plan) == ()
+    assert simulate(plan).makespan == 3
 
 
 def test_a_stage_on_a_rank_that_there_is_not_is_missing() -> None:
@@ -291,7 +315,9 @@ def test_mutants_are_judged_as_by_brute_force() -> None:
 
 
 @pytest.mark.slow
-def test_twenty_thousand_mutants_are_judged_as_by_brute_force() -> None:
-    wrong, seen = disagreements(range(400, 20_400))
+@pytest.mark.parametrize("first", range(400, 20_400, 2000))
+def test_twenty_thousand_mutants_are_judged_as_by_brute_force(first: int) -> None:
+    """In ten parts: on a busy machine all of them in one test would pass for a hang."""
+    wrong, seen = disagreements(range(first, first + 2000))
     assert wrong == []
-    assert min(seen[verdict] for verdict in ("legal", "stuck", "work")) > 2000
+    assert min(seen[verdict] for verdict in ("legal", "stuck", "work")) > 200

@@ -495,6 +495,7 @@ def test_whatever_is_the_beginning_of_a_legal_plan_is_legal_so_far(data: Any, na
     assert sum(map(len, looked.whole.rows)) == sum(map(len, begun)) + sum(map(len, looked.left))
 
 
+@pytest.mark.thorough
 def test_a_plan_of_ones_own_runs_on_real_ranks_at_the_press_of_a_button() -> None:
     panel = typed("0F0 0F1 0B0 0B1", "F0 I0 F1 I1 W1 W0")
     panel.controls["run"].click()
