@@ -1,5 +1,6 @@
 """What layers keep in attributes: copies that stay as they were, and every change seen."""
 
+import random
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -33,6 +34,9 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a name is another tensor": (lambda: {torch.ones(2): 1}, lambda x: x.update([x.popitem(), (torch.ones(2), 1)][1:])),
     "a set": (lambda: {1, 2}, lambda x: x.discard(1)),
     "a deque": (lambda: deque([1, 2], maxlen=2), lambda x: x.append(3)),
+    "Python's generator": (lambda: random.Random(1), lambda x: x.random()),
+    "numpy's generator": (lambda: np.random.default_rng(1), lambda x: x.random()),
+    "torch's generator": (lambda: torch.Generator().manual_seed(1), lambda x: torch.rand(1, generator=x)),
     "an array": (lambda: np.zeros(3), lambda x: x.__setitem__(0, 1)),
     "an object's number": (Statistics, lambda x: setattr(x, "total", 1.0)),
     "an object's list": (Statistics, lambda x: x.seen.append(3)),
@@ -73,7 +77,7 @@ def test_one_thing_in_two_places_is_one_thing_in_the_copies() -> None:
 
 
 def test_modules_functions_and_what_is_written_in_c_are_left_alone() -> None:
-    things = [nn.Linear(2, 2), len, Statistics, iter([1]), torch.Generator()]
+    things = [nn.Linear(2, 2), len, Statistics, iter([1])]
     assert not any(map(is_kept, things))
     (inside,) = copies_of([things])
     assert all(one is other for one, other in zip(inside, things, strict=True))

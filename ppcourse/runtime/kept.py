@@ -2,12 +2,15 @@
 
     values       tensors, arrays, numbers, texts
     containers   lists, tuples, dictionaries, sets, deques, and objects of plain classes, with what lies in them
+    sources      of random numbers: Python's, numpy's and torch's generators
 
-All else (modules, functions, generators, what is written in C) is taken as it is, and counts as the same as long as it
+All else (modules, functions, what is written in C) is taken as it is, and counts as the same as long as it
 is the same thing.
 """
 
 import copy
+import pickle
+import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType, SimpleNamespace
@@ -24,7 +27,8 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dt
 MAPS = (dict, OrderedDict, defaultdict, Counter)
 LISTS = (list, deque)
 SETS = (set, frozenset)
-VALUES = (*PLAIN, tuple, Tensor, np.ndarray)
+SOURCES = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+VALUES = (*PLAIN, *SOURCES, tuple, Tensor, np.ndarray)
 CONTAINERS = (*MAPS, *LISTS, *SETS)
 
 
@@ -60,6 +64,10 @@ def same(one: Any, other: Any, begun: frozenset[tuple[int, int]] = frozenset()) 
         return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
     if isinstance(one, PLAIN):
         return bool(one == other or (one != one and other != other))
+    if isinstance(one, torch.Generator):
+        return torch.equal(one.get_state(), other.get_state())
+    if isinstance(one, SOURCES):
+        return pickle.dumps(one) == pickle.dumps(other)
     if type(one) in SETS:
         return bool(one == other)
     if not is_kept(one):
@@ -121,6 +129,8 @@ def _copy(value: Any, new: dict[int, Any]) -> Any:
     if isinstance(value, tuple):
         parts = [_copy(part, new) for part in value]
         made = value._make(parts) if hasattr(value, "_make") else type(value)(parts)
+    elif isinstance(value, SOURCES):
+        made = copy.deepcopy(value)
     elif _open(value):
         kind: Any = type(value)
         made = new[id(value)] = kind.__new__(kind)
