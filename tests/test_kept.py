@@ -3,6 +3,7 @@
 import random
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,21 @@ Pair = namedtuple("Pair", "one other")
 class Statistics:
     def __init__(self) -> None:
         self.total, self.seen = 0.0, [1, 2]
+
+
+class Base:
+    __slots__ = ("__hidden",)
+
+    def __init__(self) -> None:
+        self.__hidden = [0]
+
+    def more(self) -> None:
+        self.__hidden.append(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Slots(Base):
+    seen: list[int] = field(default_factory=list)
 
 
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
@@ -41,6 +57,8 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "an object's number": (Statistics, lambda x: setattr(x, "total", 1.0)),
     "an object's list": (Statistics, lambda x: x.seen.append(3)),
     "an object gets an attribute": (lambda: SimpleNamespace(a=1), lambda x: setattr(x, "b", 1)),
+    "an object with slots": (Slots, lambda x: x.seen.append(1)),
+    "a slot that a base has": (lambda: (lambda x: [Base.__init__(x), x][1])(Base()), Base.more),
     "another type": (lambda: [1], lambda x: x.__setitem__(0, True)),
     "what lies in itself": (lambda: (lambda x: [x.append(x), x][1])([1]), lambda x: x.__setitem__(0, 2)),
 }

@@ -13,7 +13,7 @@ import pickle
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from types import ModuleType, SimpleNamespace
+from types import MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -87,18 +87,28 @@ def _same_tensor(one: Tensor, other: Tensor) -> bool:
 
 
 def _open(value: Any) -> bool:
-    """Whether an object is all that its __dict__ says: of a class written in Python, and nothing that is called."""
+    """Whether an object is all that its attributes say: of a class written in Python, and nothing that is called."""
     kind = type(value)
     new: Any = kind.__new__
     if isinstance(value, nn.Module | ModuleType) or callable(value):
         return False
     if new is not object.__new__ and kind is not SimpleNamespace:
         return False
-    return hasattr(value, "__dict__") and not any(getattr(base, "__slots__", ()) for base in kind.__mro__)
+    return bool(_attributes(value))
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Those in its __dict__, and in slots."""
+    found = dict(getattr(value, "__dict__", {}))
+    for base in type(value).__mro__:
+        for name, slot in vars(base).items() if "__slots__" in vars(base) else ():
+            if isinstance(slot, MemberDescriptorType) and hasattr(value, name):
+                found[name] = slot.__get__(value)
+    return found
 
 
 def _names(value: Any) -> list[Any]:
-    return list(value) if type(value) in MAPS else list(vars(value)) if _open(value) else []
+    return list(value) if type(value) in MAPS else list(_attributes(value)) if _open(value) else []
 
 
 def _is_name(one: Any, other: Any) -> bool:
@@ -110,7 +120,7 @@ def _parts(value: Any) -> list[Any]:
         return list(value.values())
     if isinstance(value, tuple) or type(value) in LISTS:
         return list(value)
-    return list(vars(value).values()) if _open(value) else []
+    return list(_attributes(value).values()) if _open(value) else []
 
 
 def _walk(values: Iterable[Any], found: dict[int, Any]) -> Iterator[Any]:
@@ -134,7 +144,8 @@ def _copy(value: Any, new: dict[int, Any]) -> Any:
     elif _open(value):
         kind: Any = type(value)
         made = new[id(value)] = kind.__new__(kind)
-        vars(made).update({name: _copy(part, new) for name, part in vars(value).items()})
+        for name, part in _attributes(value).items():
+            object.__setattr__(made, name, _copy(part, new))
     else:
         made = new[id(value)] = copy.copy(value)
         places = range(len(made)) if type(value) in LISTS else list(made) if type(value) in MAPS else ()
