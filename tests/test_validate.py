@@ -314,7 +314,7 @@ def disagreements(seeds: range) -> tuple[list[str], Counter[str]]:
             base = random_order(rng, random_homes(rng), rng.randint(1, 3))
         base = forward_only(base) if rng.random() < 0.1 else base
         mutant = mutated(rng, joined(rng, base) if rng.random() < 0.4 else base)
-        if rng.random() < 0.3:
+        if rng.random() < 0.3 and any(mutant.rows):
             mutant = mutated(rng, mutant)
         codes = {violation.code for violation in validate(mutant)}
         truth = verdict(mutant)
