@@ -1,17 +1,21 @@
 """Which p, m, v and schedule: predictions, ranks, and reasons."""
 
 import dataclasses
+import itertools
 import math
 import random
 import re
 import time
+from collections.abc import Callable
 from functools import cache
 
+import numpy
 import pytest
 from strategies import refused
 
 from ppcourse.analysis.candidate import REPEATING, Candidate, Cluster
 from ppcourse.analysis.hardware import GPU, GPUS, LINKS, Link, all_reduce_time
+from ppcourse.analysis.leaner import leaner
 from ppcourse.analysis.memory import Sizes, held_by_plan, ledger
 from ppcourse.analysis.planner import Choice, choose
 from ppcourse.analysis.shape import Shape
@@ -249,6 +253,7 @@ def test_the_two_copies_of_a_stage_in_dualpipe_are_summed_like_replicas_a_hop_aw
 # What is feasible.
 
 
+@pytest.mark.thorough
 def test_more_memory_never_makes_fewer_feasible() -> None:
     counts = []
     for gib in (1, 2, 4, 8, 16, 32, 64):
@@ -261,6 +266,53 @@ def test_more_memory_never_makes_fewer_feasible() -> None:
         assert len(feasible) + len(choice.refused) == len(all_of(small())) + len(small().refused)
     assert counts == sorted(counts)
     assert counts[0] == 0 < counts[3] < counts[-1] == len(all_of(small()))
+
+
+def every_cut(layers: int, stages: int) -> list[tuple[int, ...]]:
+    cuts = itertools.combinations(range(1, layers), stages - 1)
+    return [tuple(b - a for a, b in itertools.pairwise((0, *places, layers))) for places in cuts]
+
+
+@pytest.mark.parametrize("mib", [2, 2.5, 3, 3.5, 4])
+def test_what_is_short_of_memory_is_so_however_it_is_cut(mib: float) -> None:
+    """All cuts were tried; of those that fit, the one with the least busy stage is taken."""
+    gpu = GPU("short", memory=mib * 2**20, flops=1e12)
+    options = {"schedules": ("gpipe", "1f1b"), "headroom": 0.0}
+    choice = small(gpu=gpu, **options)
+    short, found = {r.what for r in choice.refused}, {str(c): c for c in all_of(choice)}
+    for roomy in all_of(small(**options)):
+        cuts = [dataclasses.replace(roomy, cut=cut) for cut in every_cut(8, roomy.p)]
+        fit = [each for each in cuts if each.ledger.peak <= gpu.memory]
+        assert (str(roomy) in short) == (not fit)
+        if fit:
+            taken = found[str(roomy)]
+            assert taken.ledger.peak <= gpu.memory
+            assert busiest(taken) == min(map(busiest, fit))
+    moved = [c for c in found.values() if c.cut]
+    assert moved or mib not in (2.5, 3, 3.5)
+
+
+def busiest(candidate: Candidate) -> float:
+    costs = candidate.costs
+    return max(map(sum, zip(costs.forward, costs.input_grad, costs.weight_grad, strict=True)))
+
+
+def test_ranks_with_several_stages_and_a_split_backward_are_cut_again_too() -> None:
+    """With a 20th less than they would take: a heavy head leaves rank 0 with many layers, and with their activations.
+    Each rank of DualPipe on two has both stages, however they are cut."""
+    shape = dataclasses.replace(SMALL, layers=10, vocab=2048)
+    names = ("interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "dualpipe-v", "dualpipe")
+    every = all_of(choose(shape, gpus=2, gpu=ROOMY, link=FREE, batch=16, top=1000, schedules=names))
+    for each in every:
+        if (each.p, each.microbatch) != (2, 1):
+            continue
+        gpu = GPU("short", memory=0.95 * each.ledger.peak, flops=1e12)
+        tight = dataclasses.replace(each, cluster=dataclasses.replace(each.cluster, gpu=gpu, headroom=0.0))
+        found = leaner(tight)
+        assert tight.shortage
+        assert (found is None) == (each.schedule == "dualpipe")
+        if found:
+            assert max(ledger(found.plan, found.sizes).totals) <= gpu.memory
 
 
 def test_seven_billion_parameters_do_not_fit_one_gpu_of_24_gb_and_it_says_why() -> None:
@@ -366,8 +418,41 @@ def test_names_and_numbers_that_are_none_are_refused(options: dict, sentence: st
         small(**options)
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    """And predictions are as exact as with Python's."""
+    options = {"gpus": numpy.int64(4), "batch": numpy.int64(16), "per_node": numpy.int64(8), "top": numpy.int64(1000)}
+    shape = Shape(*map(numpy.int64, (6, 64, 4, 512, 32)))
+    gpu = GPU("roomy", memory=numpy.float32(1e12), flops=numpy.float32(2**40))
+    link = Link("cable", bandwidth=numpy.float32(2**30), latency=numpy.float32(0.0))
+    plain = (
+        GPU("roomy", memory=float(numpy.float32(1e12)), flops=2.0**40),
+        Link("cable", bandwidth=2.0**30, latency=0.0),
+    )
+    kinds = {"schedules": ("1f1b",), "efficiency": numpy.float32(0.5), "headroom": numpy.float32(0.25)}
+    found = choose(shape, gpu=gpu, link=link, **options, **kinds)
+    expected = small(gpu=plain[0], link=plain[1], schedules=("1f1b",), efficiency=0.5, headroom=0.25)
+    assert str(found) == str(expected)
+    assert step_times(found) == step_times(expected)
+    assert all(type(c.step_time) is float for c in all_of(found))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: small(gpus=10**30), f"gpus is {10**30}; it must be at most 1,000,000."),
+        (lambda: Shape(10**6, 8, 1, 8, 8), "Shape.layers is 1000000; it must be at most 10,000."),
+        (lambda: Shape(1, 8, 1, 10**400, 8), f"Shape.vocab is {10**400}; it must be at most 1,000,000,000."),
+        (lambda: GPU("x", 10**400, 1), f"GPU.memory is {10**400}; it must be a finite number above 0."),
+        (lambda: Link("x", 1, 10**400), f"Link.latency is {10**400}; it must be a finite number of at least 0."),
+    ],
+)
+def test_what_no_machine_can_hold_is_refused(make: Callable[[], object], sentence: str) -> None:
+    with refused(sentence):
+        make()
+
+
 def test_schedules_and_shapes_that_are_none_are_refused() -> None:
-    for names in ((), ("1f1v",)):
+    for names in ((), ("1f1v",), 5, ((),)):
         with pytest.raises(ValueError, match=r"^schedules is .*; name one or more of naive, gpipe, 1f1b,"):
             small(schedules=names)
     with refused("Shape.heads is 0; it must be a whole number of at least 1."):

@@ -1,5 +1,6 @@
 """A profile finds the heavy layer, weighs what a stage keeps, changes nothing, and never stops a run."""
 
+import math
 import random
 import time
 import warnings
@@ -18,6 +19,7 @@ from ppcourse.runtime.batch import batch_of
 from ppcourse.runtime.models import gpt
 from ppcourse.runtime.prepare import sizes_of
 from ppcourse.runtime.profile import partition_by_profile
+from ppcourse.runtime.rounds import Rounds
 
 by_value(__name__)
 ROWS, WIDTH = 4, 64
@@ -273,6 +275,55 @@ def test_the_budget_ends_it() -> None:
     assert pp.profile([linear()], rows(), budget=0.0).rounds == 1
 
 
+def test_the_round_that_warms_up_takes_nothing_off_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that the rounds put on: 9 s for the first, 1 s for each other one. A budget of 3 s is for three."""
+    now, round_of = 0.0, Rounds._round
+
+    def timed(rounds: Rounds, stages: Any) -> Any:
+        nonlocal now
+        now += 1.0 if now else 9.0
+        return round_of(rounds, stages)
+
+    monkeypatch.setattr(Rounds, "_round", timed)
+    monkeypatch.setattr("ppcourse.runtime.rounds.time.perf_counter", lambda: now)
+    assert [pp.profile([linear()], rows(), budget=budget).rounds for budget in (3.0, 2.5, 0, -1)] == [3, 3, 1, 1]
+    assert pp.profile([linear()], rows(), budget=math.inf).rounds == 50
+
+
+def test_weights_count_by_their_own_size() -> None:
+    """Of all kinds the same: exactly as many as there are; half as large: half a weight."""
+    layers = [linear().double(), linear().double()]
+    sizes = pp.profile(layers, rows().double(), budget=0.0).sizes([1, 1])
+    weights = WIDTH * WIDTH + WIDTH
+    assert (sizes.weight_bytes, sizes.gradient_bytes, sizes.of("parameters", 2)) == (8, 8, (weights,) * 2)
+    mixed = torch.nn.Sequential(linear(), linear().bfloat16().requires_grad_(False))
+    sizes = pp.profile([Casts(mixed)], rows(), budget=0.0).sizes([1], optimizer_bytes=8)
+    assert (sizes.weight_bytes, sizes.of("parameters", 1)) == (4, (1.5 * weights,))
+    assert sizes.of("trainable", 1) == (weights,)
+    assert pp.profile([torch.nn.Tanh()], rows(), budget=0.0).sizes([1]).weight_bytes == 4
+
+
+class Casts(torch.nn.Module):
+    """Each layer gets its input as it wants it."""
+
+    def __init__(self, layers: torch.nn.Sequential) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x.to(layer.weight.dtype))
+        return x
+
+
+def test_what_several_stages_have_is_told() -> None:
+    same, norm = linear(), torch.nn.BatchNorm1d(WIDTH)
+    sizes = pp.profile([same, norm, same, norm], rows(), budget=0.0).sizes([1, 2, 1])
+    weights = WIDTH * WIDTH + WIDTH
+    assert sizes.tied == [((0, 1), weights, weights, 0), ((1, 2), 2 * WIDTH, 2 * WIDTH, 2 * 4 * WIDTH + 8)]
+    assert pp.profile([same, linear()], rows(), budget=0.0).sizes([1, 1]).tied == []
+
+
 def test_tuples_are_handed_on() -> None:
     found = pp.profile([linear(), Split(), Join()], rows(), budget=0.0)
     assert found.rounds == 1
@@ -295,8 +346,9 @@ def test_case_R87_a_layer_that_raises_leaves_weights_to_go_by() -> None:  # noqa
 def test_what_is_no_loss_function_or_budget_is_refused() -> None:
     with pytest.raises(ValueError, match="loss_fn is 3, but it must be a function"):
         pp.profile([linear()], rows(), rows(), 3)
-    with refused("budget is '1'; it must be a number of seconds."):
-        pp.profile([linear()], rows(), budget="1")
+    for budget in ("1", math.nan, None):
+        with refused(f"budget is {budget!r}; it must be a number of seconds, 2.0 for example."):
+            pp.profile([linear()], rows(), budget=budget)
 
 
 def test_what_is_no_model_is_refused() -> None:
@@ -307,6 +359,7 @@ def test_what_is_no_model_is_refused() -> None:
 # partitions by profile
 
 
+@pytest.mark.thorough
 def test_a_run_can_be_cut_by_a_profile() -> None:
     layers = [linear(), *[Heavy(0.0005) for _ in range(4)], Heavy(0.004)]
     inputs = torch.ones(2 * ROWS, WIDTH)
@@ -360,6 +413,7 @@ def test_ranks_with_several_stages_are_balanced_together() -> None:
     assert max(busy) == 10  # of 18, in pieces of 2
 
 
+@pytest.mark.thorough
 def test_a_model_that_cannot_be_profiled_still_runs_and_one_that_fails_says_so_itself() -> None:
     inputs, targets = rows_of(8)
     task = {"p": 2, "m": 2, "loss_fn": F.cross_entropy, "partition": "profiled"}

@@ -7,7 +7,7 @@ from numbers import Real
 
 from ppcourse.analysis.activations import Recompute
 from ppcourse.analysis.hardware import GPU, Link, all_reduce_time
-from ppcourse.analysis.ledger import Ledger
+from ppcourse.analysis.ledger import Ledger, sized
 from ppcourse.analysis.memory import Sizes, held_by_formula, held_by_plan, static, tally
 from ppcourse.analysis.partition import partition
 from ppcourse.analysis.shape import LayerWork, Shape, per_stage
@@ -19,6 +19,7 @@ from ppcourse.schedules.placement import Placement
 from ppcourse.schedules.schedule import Schedule
 
 REPEATING = ("interleaved", "dualpipe", "dualpipe-v")
+SEARCH = 200  # patience with cuts for ranks that have several stages: there are many candidates
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Candidate:
     data_parallel    how many pipelines there are
     microbatch       sequences in a microbatch
     share_optimizer  whether the replicas of a stage divide its optimizer state among them
+    cut              layers of each stage, if not by the fastest cut
     """
 
     shape: Shape
@@ -69,6 +71,7 @@ class Candidate:
     microbatch: int
     recompute: Recompute = "selective"
     share_optimizer: bool = False
+    cut: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         stages = f", v = {self.v}" if self.v > 1 else ""
@@ -83,11 +86,17 @@ class Candidate:
     def num_stages(self) -> int:
         return self._short.num_stages
 
+    @property
+    def placement(self) -> Placement:
+        return self._short.placement
+
     @cached_property
     def layers(self) -> tuple[int, ...]:
         """Layers of each stage, embedding and head counted in: cut so that the busiest rank has least to do."""
+        if self.cut:
+            return self.cut
         work = self.shape.work(1, self.recompute)  # in the same proportions for any microbatch
-        return _cut(tuple(layer.total for layer in work), self._short.placement)
+        return _cut(tuple(layer.total for layer in work), self.placement)
 
     @cached_property
     def costs(self) -> Costs:
@@ -121,7 +130,7 @@ class Candidate:
 
         What a rank takes at least is looked at first, which needs no plan: its weights, and one microbatch of a stage.
         """
-        sizes, stages, place = self.sizes, self.num_stages, self._short.placement
+        sizes, stages, place = self.sizes, self.num_stages, self.placement
         stashed = sizes.of("stashed", stages)
         one = (max(stashed[stage] for stage in place.stages_of(rank)) for rank in range(self.p))
         least = tuple(sum(weights) + held for weights, held in zip(static(place, sizes), one, strict=True))
@@ -130,7 +139,7 @@ class Candidate:
         rank = max(range(self.p), key=taken.__getitem__)
         if taken[rank] <= usable:
             return None
-        need, may, short = (f"{size / 2**30:.1f} GiB" for size in (taken[rank], usable, taken[rank] - usable))
+        need, may, short = map(sized, (taken[rank], usable, taken[rank] - usable))
         least_ = "at least " if known else ""
         return taken[rank] - usable, f"rank {rank} takes {least_}{need}, and may take {may}: short by {least_}{short}."
 
@@ -144,7 +153,7 @@ class Candidate:
     def all_reduce_time(self) -> float:
         """Of the rank with most gradients, summed over the replicas after the last action, in a ring."""
         gradients, replicas = max(self.ledger.of("gradients")), self.data_parallel
-        if self._short.placement.opposite:  # the second copy of a stage is a hop away, and counts as replicas do
+        if self.placement.opposite:  # the second copy of a stage is a hop away, and counts as replicas do
             return all_reduce_time(gradients, 2 * replicas, self.cluster.hop)
         return all_reduce_time(gradients, replicas, self.cluster.among(replicas))
 
@@ -164,7 +173,7 @@ class Candidate:
     def least_time(self) -> float:
         """A bound that no simulation of the plan can be below: what a rank has to do, after the way of a first
         microbatch to it and, but for weight gradients, before the way of the last gradient back from it."""
-        place, durations = self._short.placement, self.costs.durations(self.num_stages)
+        place, durations = self.placement, self.costs.durations(self.num_stages)
         hop = self.cluster.hop.carry(self.shape.boundary(self.microbatch))
         split = any(action.op is Op.W for row in self._short.rows for action in row)
         bound = 0.0
@@ -237,7 +246,4 @@ _plan = lru_cache(maxsize=8)(build)  # these are large
 
 @lru_cache(maxsize=1024)
 def _cut(costs: tuple[float, ...], placement: Placement) -> tuple[int, ...]:
-    """The search for ranks with several stages is given little time: there are many candidates."""
-    if placement.num_stages == placement.num_ranks and not placement.opposite:
-        return partition(costs, placement.num_stages)
-    return partition(costs, placement.num_stages, placement=placement, patience=200)
+    return partition(costs, placement.num_stages, placement=placement, patience=SEARCH)

@@ -8,6 +8,7 @@ from ppcourse.analysis import formulas
 from ppcourse.analysis.buffers import Buffers, Link
 from ppcourse.analysis.ledger import KINDS, Ledger
 from ppcourse.analysis.sharing import Sharing, Turn
+from ppcourse.analysis.tied import Tied, check_rows, counted_again
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.channels import Channel, Traffic, channels, outgoing
 from ppcourse.schedules.costs import PerStage, check_size, per_stage
@@ -35,6 +36,7 @@ class Sizes:
     back              bytes of the message that brings the gradient back for it; as many as both by default
     turns             for each stage, what it shares with the one before if both are on one rank (sharing.py); or
                       none: nothing is shared, and what is handed over there takes nothing
+    tied              what several stages have, and a rank with several of them has once (tied.py)
 
     Raises ValueError for what is not a finite number of at least 0.
     """
@@ -51,13 +53,13 @@ class Sizes:
     trainable: PerStage | None = None
     buffers: PerStage = 0.0
     turns: Sequence[Turn] = ()
+    tied: Sequence[Tied] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "turns":
-                for turn in value:
-                    check_size("Sizes.turns", turn)
+            if field.name in ("turns", "tied"):
+                check_rows(f"Sizes.{field.name}", value, Turn if field.name == "turns" else Tied)
             elif value is not None or field.name not in ("back", "trainable"):
                 check_size(f"Sizes.{field.name}", value, one_only=field.name.endswith("_bytes"))
 
@@ -152,9 +154,12 @@ def static(placement: Placement, sizes: Sizes) -> Iterator[tuple[float, float, f
     names = "parameters", "trainable", "buffers"
     numbers = list(zip(*(sizes.of(name, placement.num_stages) for name in names), strict=True))
     for rank in range(placement.num_ranks):
-        weights, trained, buffers = map(sum, zip(*(numbers[s] for s in placement.stages_of(rank)), strict=True))
-        held = weights * sizes.weight_bytes + buffers
-        yield held, trained * sizes.gradient_bytes, trained * sizes.optimizer_bytes
+        stages = placement.stages_of(rank)
+        again = counted_again(sizes.tied, stages)
+        each = zip(*(numbers[s] for s in stages), strict=True)
+        weights, trained, buffers = (sum(all_) - less for all_, less in zip(each, again, strict=True))
+        held = weights * float(sizes.weight_bytes) + buffers  # of a number of numpy's 32 bits, too
+        yield held, trained * float(sizes.gradient_bytes), trained * float(sizes.optimizer_bytes)
 
 
 def held_by_plan(plan: Schedule, sizes: Sizes, keep_outputs: bool = False) -> tuple[Held, ...]:

@@ -104,9 +104,10 @@ class _Search:
 
     def _choices(self, stage: int, start: int) -> Iterator[int]:
         """The sizes to try, the fairest first."""
-        homes, after = self.load.homes[stage], self.stages - 1 - stage
-        most = self.layers - after - start
-        wanted = self.load.fixed.get(stage, most if not after else None)
+        homes, after, at_end = self.load.homes[stage], self.stages - 1 - stage, self.load.fixed.get(self.stages - 1)
+        most = self.layers - start - (after - 1 + (at_end or 1) if after else 0)
+        rest = not after or (after == 1 and at_end)  # all that is left, but for what the last stage is given
+        wanted = most if rest else self.load.fixed.get(stage)
         if wanted is not None:
             return iter([wanted] if 1 <= wanted <= most else [])
         room = min(self.room[rank] for rank in homes)

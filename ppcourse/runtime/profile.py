@@ -16,11 +16,10 @@ from ppcourse.analysis.ledger import aligned
 from ppcourse.analysis.memory import Sizes
 from ppcourse.analysis.partition import partition
 from ppcourse.analysis.shape import per_stage
-from ppcourse.analysis.sharing import Turn
 from ppcourse.runtime.batch import Batch
 from ppcourse.runtime.extras import check_extras
 from ppcourse.runtime.prepare import Model, check_function, layers_of
-from ppcourse.runtime.rounds import Kept, Rounds
+from ppcourse.runtime.rounds import Rounds
 from ppcourse.runtime.stage import LossFunction
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule
@@ -57,9 +56,7 @@ class Profile:
 
     layers: tuple[LayerProfile, ...]
     rounds: int
-    _weigh: Callable[[Sequence[int], bool], tuple[list[Kept], list[Turn]]] | None = field(
-        default=None, repr=False, compare=False
-    )
+    _weigh: Callable[[Sequence[int], bool], dict[str, Any]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def times(self) -> tuple[float, ...]:
@@ -76,7 +73,11 @@ class Profile:
         return Costs(forward, input_grad, weight_grad, comm=comm)
 
     def sizes(self, partition_sizes: Sequence[int], *, optimizer_bytes: float = 0.0, recompute: bool = False) -> Sizes:
-        """What each stage takes, for `ledger(plan, sizes)`: weights and gradients of 32 bits.
+        """What each stage takes, for `ledger(plan, sizes)`: weights and gradients as the model has them.
+
+        optimizer_bytes   bytes of optimizer state for a trained weight: 8 for Adam where weights have 32 bits (torch's
+                          counts its steps beside, 4 bytes a tensor)
+        recompute         whether ranks will keep the inputs of their stages only
 
         Stages are weighed as such: they keep less than their layers would apart, since what a layer hands to the next
         is kept once. So is what a stage hands to the next one, where both are on one rank. Raises ValueError if
@@ -84,9 +85,8 @@ class Profile:
         """
         if self._weigh is None:
             raise ValueError("This profile could not run the model, so it knows no bytes.")
-        kept, turns = self._weigh(_checked(partition_sizes, len(self.layers)), recompute)
-        by_name = {name: [getattr(stage, name) for stage in kept] for name in Kept._fields}
-        return Sizes(weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=optimizer_bytes, turns=turns, **by_name)
+        found = self._weigh(_checked(partition_sizes, len(self.layers)), recompute)
+        return Sizes(optimizer_bytes=optimizer_bytes, **found)
 
     def _by_stage(self, word: str, sizes: Sequence[int]) -> tuple[float, ...]:
         return per_stage([getattr(layer, word) for layer in self.layers], _checked(sizes, len(self.layers)))
@@ -118,7 +118,7 @@ def profile(
     """Time and bytes of each layer for `inputs`, one microbatch. The loss, if it is given, belongs to the last layer.
 
     extras   {name: what layers get that take it by that name}, for this microbatch, as `run` has them
-    budget   seconds after which no further round begins; two are run in any case, and one of them is to warm up
+    budget   seconds after which no further round begins; one is timed in any case, after one that is to warm up
 
     A layer that outweighs a stage may be split finer: give its parts as layers of their own, [*model[:-1], *model[-1]].
 
@@ -130,8 +130,8 @@ def profile(
     given = check_extras(extras, layers) if extras else {}
     if loss_fn is not None:
         check_function(loss_fn, "loss_fn", "torch.nn.functional.cross_entropy")
-    if not isinstance(budget, Real):
-        raise ValueError(f"budget is {budget!r}; it must be a number of seconds.")
+    if not isinstance(budget, Real) or budget != budget:  # NaN
+        raise ValueError(f"budget is {budget!r}; it must be a number of seconds, 2.0 for example.")
     try:
         run = Rounds(copy.deepcopy(layers), inputs, targets, loss_fn, given, seed)
         times, rounds = run.times(budget)
@@ -142,7 +142,7 @@ def profile(
         return _by_weights(layers)
     numbers = zip(layers, times, apart, strict=True)
     found = (LayerProfile(type(x).__name__, *spent, _weights(x), *kept[:3]) for x, spent, kept in numbers)
-    return Profile(tuple(found), rounds, run.weigh_with_turns)
+    return Profile(tuple(found), rounds, run.sizes)
 
 
 def partition_by_profile(

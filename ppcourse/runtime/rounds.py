@@ -28,21 +28,19 @@ from ppcourse.runtime.meter import ACTIVATIONS, KEPT_FOR_W, Between, LiveBytes
 from ppcourse.runtime.neighbours import Both, Neighbours
 from ppcourse.runtime.stage import End, LossFunction, Stage
 from ppcourse.runtime.together import bundled, copied
+from ppcourse.runtime.weights import counted
 
 MOST_ROUNDS = 50
 
 
 class Kept(NamedTuple):
-    """What a stage takes; see Sizes, which has the same names, and of one microbatch."""
+    """What a stage takes of one microbatch; see Sizes, which has the same names."""
 
     stashed: int
     kept_for_w: int
     boundary: int
     envelope: int
     back: int
-    parameters: int
-    trainable: int
-    buffers: int
 
 
 class Rounds:
@@ -67,13 +65,14 @@ class Rounds:
         """For each layer the medians of F, I and W, seconds of CPU time, and of how many rounds; one more warms up."""
         stages = self._stages([1] * len(self.layers))
         rounds: list[list[tuple[float, float, float]]] = []
-        began = time.perf_counter()
         with _as_on_ranks():
-            while len(rounds) < 2 or (len(rounds) <= MOST_ROUNDS and time.perf_counter() - began < budget):
+            self._round(stages)  # warms up, with much that is done once only
+            began = time.perf_counter()
+            while not rounds or (len(rounds) < MOST_ROUNDS and time.perf_counter() - began < budget):
                 rounds.append(self._round(stages))
-        by_layer = zip(*rounds[1:], strict=True)
+        by_layer = zip(*rounds, strict=True)
         medians = [tuple(map(statistics.median, zip(*laps, strict=True))) for laps in by_layer]
-        return [(f, i, w) for f, i, w in medians], len(rounds) - 1
+        return [(f, i, w) for f, i, w in medians], len(rounds)
 
     def weigh(self, sizes: Sequence[int], recompute: bool = False) -> list[Kept]:
         """What each stage of so many layers keeps."""
@@ -99,6 +98,12 @@ class Rounds:
                 grads = back
         return kept, [Turn(), *map(_turn, kept, kept[1:], both)]
 
+    def sizes(self, sizes: Sequence[int], recompute: bool = False) -> dict[str, Any]:
+        """What `Sizes` has of stages of so many layers, by its names."""
+        kept, turns = self.weigh_with_turns(sizes, recompute)
+        by_name = {name: [getattr(stage, name) for stage in kept] for name in Kept._fields}
+        return {**by_name, "turns": turns, **counted([[*cut.values()] for cut in self._cut(sizes)])}
+
     def _given(self, stages: Sequence[Stage]) -> list[Any]:
         """What each stage is given."""
         came = [self.inputs]
@@ -108,13 +113,15 @@ class Rounds:
         return came
 
     def _stages(self, sizes: Sequence[int], recompute: bool = False) -> list[Stage]:
-        numbered = iter(enumerate(self.layers))
-        cut = [dict(next(numbered) for _ in range(size)) for size in sizes]
-        last = len(sizes) - 1
+        last, cut = len(sizes) - 1, self._cut(sizes)
         stages = [Stage(x, self.loss_fn if s == last else None, self.seed, recompute) for s, x in enumerate(cut)]
         for stage in stages:
             stage.extras = {0: self.extras}
         return stages
+
+    def _cut(self, sizes: Sequence[int]) -> list[dict[int, nn.Module]]:
+        numbered = iter(enumerate(self.layers))
+        return [dict(next(numbered) for _ in range(size)) for size in sizes]
 
     def _round(self, stages: Sequence[Stage]) -> list[tuple[float, float, float]]:
         value, forward, back, later = self.inputs, [], [], []
@@ -159,7 +166,7 @@ class Rounds:
         meter.boundary(Between(owed=[owner]))
         stage.weight_grad(0)
         kept = int(stashed), int(meter.most[KEPT_FOR_W])
-        return Kept(*kept, boundary, *messages, *_weights(stage)), back
+        return Kept(*kept, boundary, *messages), back
 
     def _first_gradients(self, output: Any) -> list[Tensor | None] | None:
         """Where backward begins: at the loss, or else with ones."""
@@ -192,14 +199,6 @@ def _messages(output: Any) -> tuple[int, int]:
         return wire.pack(message).numel() - _nbytes(tensors_of(message)), wire.pack(grads).numel()
     except TypeError:  # cannot cross, and need not, inside a stage
         return 0, _nbytes(tensors_of(output))
-
-
-def _weights(stage: Stage) -> tuple[int, int, int]:
-    """How many weights, how many are trained, and bytes of buffers; each once, however many layers share it."""
-    every = nn.ModuleList(stage.layers.values())
-    counts = [(weight.numel(), weight.requires_grad) for weight in every.parameters()]
-    buffers = sum({id(b): b.untyped_storage().nbytes() for b in every.buffers()}.values())
-    return sum(n for n, _ in counts), sum(n for n, trained in counts if trained), buffers
 
 
 def _nbytes(tensors: Sequence[Tensor]) -> int:

@@ -80,7 +80,7 @@ def per_stage(name: str, value: PerStage, num_stages: int) -> tuple[float, ...]:
 def check_size(name: str, value: PerStage, one_only: bool = False) -> None:
     """Raise ValueError unless `value` is a finite number of at least 0, or a list of them where that is allowed."""
     for number in [value] if one_only or not isinstance(value, Sequence) else value:
-        if not _is_size(number):
+        if not is_size(number):
             lists = "" if one_only else ", or a list of one a stage"
             raise ValueError(f"{name} is {number!r}; it must be a finite number of at least 0{lists}.")
 
@@ -91,7 +91,8 @@ def check_total(total: float) -> None:
         raise ValueError("These costs add up to more than a number can hold, about 1.8e308; take a larger unit.")
 
 
-def _is_size(number: object) -> bool:
+def is_size(number: object) -> bool:
+    """Whether it is a finite number of at least 0, which a float can hold."""
     try:
         return isinstance(number, Real) and 0 <= float(number) < math.inf
     except OverflowError:  # a whole number that no float can hold
