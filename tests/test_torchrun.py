@@ -225,6 +225,11 @@ def test_a_checkpoint_has_more_time_than_an_action_but_not_for_ever(
         patience.order("save")
     assert capsys.readouterr().err.startswith("Rank 1 failed between two actions: no progress for 20 s")
     assert len(quick_time) > 20
+    monkeypatch.setattr(Saves, "save", lambda self: "saved")
+    assert patience.order("save") == "saved"
+    quick_time.clear()
+    with pytest.raises(EndedError):  # the next batch may take as long as it likes
+        patience.run()
 
 
 # checkpoints
@@ -253,7 +258,12 @@ ONE_RANK = ("--schedule", "gpipe", *SMALL, "--steps", "5", "--checkpoint-every",
 def test_the_command_goes_on_from_a_checkpoint(alone: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     """As under torchrun, so with ranks of its own, and from one to the other."""
     there, here = (["train", *ONE_RANK, "--checkpoint-dir", str(tmp_path / name)] for name in ("there", "here"))
+    done: list[str] = []
+    monkeypatch.setattr(torchrun, "sleep_precisely", lambda: done.append("sleeps precisely"))
+    monkeypatch.setattr(torchrun.dist, "barrier", lambda: done.append("waits for all"))  # as its last act
     assert main([*there, "--steps", "3"]) == 0
+    assert done == ["sleeps precisely", "waits for all"]
+    assert torch.get_num_threads() == 1  # as in a pool
     assert capsys.readouterr().out.splitlines()[-2].startswith("step   3")
     assert main([*there, "--json", str(tmp_path / "there.json")]) == 0
     said = capsys.readouterr().out.splitlines()
