@@ -308,8 +308,9 @@ print(plan)
 
 # %% [markdown]
 # On rank 0, `0F0` makes what rank 1 needs for `1F0`: a message. `1B0` makes a gradient that rank 0 needs for `0B0`: a
-# message back. The picture shows when each action runs if B takes twice as long as F. The letters on the boxes leave
-# the stage out, since here rank and stage are the same number.
+# message back. The picture shows when each action runs if B takes twice as long as F. Its **makespan** is the time from
+# the first start to the last end; the bubble beside it gets its two measures in lesson 03. The boxes leave the stage
+# out, since here rank and stage are the same number.
 
 # %%
 pp.gantt(pp.simulate(plan))
@@ -342,7 +343,7 @@ assert abs(result.loss - alone.loss) < 1e-5
 pp.gantt(pp.simulate(plan, pace), result.timeline, overlay=True)
 
 # %% [markdown]
-# In words: the same order; waits are a little longer, for real messages take time, and first actions on a cold machine.
+# In words: the same order, and waits that are a little longer, for real messages take time.
 #
 # And a plan that cannot work is refused before any process starts. Here rank 1 wants microbatch 1 first, which rank 0
 # sends only after it has microbatch 0 back:

@@ -393,7 +393,7 @@ plt.show()
 # attention and linear layers do not mind. Sums in another order differ in the last digits.
 #
 # What it costs: gradients need no more memory, they are added in place; activations do, for all microbatches that are
-# under way. The update waits for all of them, the flush, so filling and draining remain: an overhead of (p − 1)/m.
+# under way. The update waits for all of them, the flush, so filling and draining remain: (p − 1)/m of the working time.
 # It is gradient accumulation, only that the parts overlap on different ranks.
 # </details>
 #

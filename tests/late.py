@@ -2,6 +2,10 @@
 
 Memory is the CPU's. The stream that computes is the thread itself; a side stream is a thread that does what it is told
 late and in order, so that whatever is not waited for is not there yet: memory is full of NaN until it is filled.
+
+What the thread itself has made is there at once, as on a GPU it would not be. So of memory that one stream has made and
+another one uses, two things are written down, in `broken` if they lack: that the other one was told to wait for the
+first in the same breath, and that the allocator was told who uses it (record_stream).
 """
 
 import queue
@@ -14,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ppcourse.schedules.channels import Channel
 
@@ -35,23 +40,50 @@ class Side:
             work()
 
 
+class Mark(threading.Event):
+    """of: the side stream that it is a point of, or None for the one that computes."""
+
+    def __init__(self, of: Side | None) -> None:
+        super().__init__()
+        self.of = of
+
+
 class LateStreams:
-    """Of one rank. Counts what it is asked for."""
+    """Of one rank. Counts what it is asked for.
+
+    made     {memory of the GPU: the side stream that it was made on}; what is not in here, the thread itself has made
+    pinned   memory of the host that a GPU can copy from and to
+    untold   memory that a stream uses which did not make it, as long as the allocator has not been told
+    """
 
     def __init__(self) -> None:
         self.sides: dict[Hashable, Side] = defaultdict(Side)
         self.current = threading.local()
         self.host_waits: list[int] = []  # the threads that waited
-        self.used: list[Tensor] = []
+        self.made: Any = WeakTensorKeyDictionary()
+        self.pinned: Any = WeakTensorKeyDictionary()
+        self.untold: dict[int, str] = {}
+        self.wires: dict[Side, Wire] = {}
+        self.wrong: list[str] = []
+
+    @property
+    def broken(self) -> list[str]:
+        return [*self.wrong, *self.untold.values()]
 
     def holds(self, tensor: Tensor) -> bool:
         return True
 
     def new(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return self._unfilled(shape, dtype)
+        memory = self._unfilled(shape, dtype)
+        self.made[memory] = self.side
+        if self.side:  # it will be used by the stream that computes, or what for?
+            self.untold[id(memory)] = f"memory of {list(shape)} was made on a side stream, and its user is not told"
+        return memory
 
     def new_on_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return self._unfilled(shape, dtype)
+        memory = self._unfilled(shape, dtype)
+        self.pinned[memory] = True
+        return memory
 
     def _unfilled(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         memory = torch.empty(shape, dtype=dtype)
@@ -60,7 +92,7 @@ class LateStreams:
 
     @contextmanager
     def aside(self, name: Hashable) -> Iterator[None]:
-        before, self.current.side = self.side, self.sides[name]
+        before, self.current.side, self.current.waited = self.side, self.sides[name], set[Side | None]()
         try:
             yield
         finally:
@@ -74,15 +106,30 @@ class LateStreams:
         """Put work on the current stream."""
         self.side.told.put(work) if self.side else work()
 
+    def touch(self, memory: Tensor) -> None:
+        """The current stream uses memory of the GPU."""
+        owner = self.made.get(memory)
+        if owner is not self.side:
+            if self.side and owner not in self.current.waited:
+                self.wrong.append(f"memory of {list(memory.shape)} is used before it is waited for")
+            self.untold[id(memory)] = f"memory of {list(memory.shape)} is used, and its allocator is not told"
+
     def copy(self, into: Tensor, source: Tensor) -> None:
+        for memory in (into, source):
+            if memory not in self.pinned:
+                self.touch(memory)
+        if (into in self.pinned) == (source in self.pinned):
+            self.wrong.append("a copy needs memory of the GPU on one end and pinned memory of the host on the other")
         self.tell(lambda: into.detach().copy_(source))
 
-    def mark(self) -> threading.Event:
-        mark = threading.Event()
+    def mark(self) -> Mark:
+        mark = Mark(self.side)
         self.tell(mark.set)
         return mark
 
-    def wait(self, mark: threading.Event) -> None:
+    def wait(self, mark: Mark) -> None:
+        if self.side:
+            self.current.waited.add(mark.of)
         self.tell(lambda: self.reach(mark))
 
     @staticmethod
@@ -97,7 +144,8 @@ class LateStreams:
         self.reach(mark)
 
     def uses(self, tensor: Tensor) -> None:
-        self.used.append(tensor)
+        if self.made.get(tensor) is not self.side:
+            self.untold.pop(id(tensor), None)
 
 
 class Wire:
@@ -134,17 +182,23 @@ class End:
 
     def send(self, flat: Tensor) -> None:
         self._one_stream()
+        self.streams.touch(flat)
         self.streams.tell(lambda: self._send(flat))
 
     def receive(self, flat: Tensor) -> None:
         self._one_stream()
+        self.streams.touch(flat)
         self.streams.tell(lambda: self._receive(flat))
 
     def _one_stream(self) -> None:
-        """NCCL allows a communicator one stream at a time."""
+        """NCCL allows a communicator one stream at a time; and on a stream of two, one would wait for the other."""
         self.stream = self.stream or self.streams.side
         if self.stream is None or self.streams.side is not self.stream:
             self.wire.broken.append(f"{self.wire.channel} is used on two streams, or on the one that computes")
+        elif self.streams.wires.setdefault(self.stream, self.wire) is not self.wire:
+            self.wire.broken.append(
+                f"{self.wire.channel} shares its stream with {self.streams.wires[self.stream].channel}"
+            )
 
     def _send(self, flat: Tensor) -> None:
         self.wire.offered.put(flat)

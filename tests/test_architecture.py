@@ -1,9 +1,9 @@
 """The rooms and what may enter them, as the imports in the files say."""
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,10 +24,16 @@ def room_of(path: Path) -> str:
     return {"__init__": "", "__main__": "cli"}.get(first, first)
 
 
-def imported(path: Path) -> Iterator[str]:
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def imported(path: Path) -> frozenset[str]:
     """The modules that a file imports, wherever in it, except for type checkers only."""
-    tree = ast.parse(path.read_text())
-    waiting: list[ast.AST] = [tree]
+    waiting: list[ast.AST] = [tree_of(path)]
+    found: set[str] = set()
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -35,10 +41,11 @@ def imported(path: Path) -> Iterator[str]:
             continue
         waiting += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}, line {node.lineno}: import by the whole name"
-            yield str(node.module)
+            found.add(str(node.module))
+    return frozenset(found)
 
 
 def outside(path: Path) -> set[str]:
@@ -69,14 +76,13 @@ def test_a_room_imports_only_what_belongs_there(path: Path) -> None:
 
 @every_module
 def test_every_module_says_what_it_is_for(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text()))
+    assert ast.get_docstring(tree_of(path))
 
 
 @every_module
 def test_modules_and_functions_are_short(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= 250
-    for node in ast.walk(ast.parse(text)):
+    assert len(path.read_text().splitlines()) <= 250
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[1:] if ast.get_docstring(node) else node.body
             lines = 1 + body[-1].end_lineno - body[0].lineno if body else 0

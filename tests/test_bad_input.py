@@ -149,6 +149,8 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no time": ({"timeout": 0}, ["timeout is 0", "seconds above 0", "60"]),
     "time that is a word": ({"timeout": "long"}, ["timeout is 'long'", "seconds above 0", "60"]),
     "time that is nothing": ({"timeout": None}, ["timeout is None", "seconds above 0", "60"]),
+    "a seed that is a word": ({"seed": "lucky"}, ["seed is 'lucky'", "whole number", "0"]),
+    "a seed that is True": ({"seed": True}, ["seed is True", "whole number", "0"]),
     "a link that is not there": ({"link": "nccl"}, ["p=2 needs 2 GPUs for NCCL", "found 0", "take device='cpu'"]),
     "a link that nobody knows": ({"link": "mpi"}, ["link is 'mpi'", "'nccl' or 'staged'", "'shared' or 'gloo'"]),
     "a device that is not there": ({"device": "cuda"}, ["device is 'cuda'", "no GPU was found", "say device='cpu'"]),
@@ -251,3 +253,5 @@ def test_reference_step_refuses_in_the_same_words() -> None:
         pp.reference_step(MODEL, INPUTS, TARGETS, loss_fn=F.cross_entropy, m=9)
     with pytest.raises(ValueError, match=r"m, the number of microbatches, is 0"):
         pp.reference_step(MODEL, INPUTS, TARGETS, loss_fn=F.cross_entropy, m=0)
+    with pytest.raises(ValueError, match=r"^seed is 'lucky'; it must be a whole number, for example 0\.$"):
+        pp.reference_step(MODEL, INPUTS, TARGETS, loss_fn=F.cross_entropy, seed="lucky")  # type: ignore[arg-type]

@@ -1,8 +1,14 @@
 """A training that ends early and is started again is the training that never ended; cases have their ids."""
 
+import errno
 import functools
+import os
+import re
 import shutil
+import signal
+import socket
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +16,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.checkpoint import FileSystemReader
 from toys import by_value, classifier, no_rank_starts, rows_of, tied
 
 import ppcourse as pp
-from ppcourse.runtime import checkpoint_folder
-from ppcourse.runtime.checkpoint import save, sizes
+from ppcourse.runtime import checkpoint_folder, checkpoint_lock
+from ppcourse.runtime.checkpoint import Part, save, sizes
 from ppcourse.runtime.checkpoint_folder import Folder, Story
-from ppcourse.runtime.saving import saving_of
+from ppcourse.runtime.checkpoint_lock import Lock
+from ppcourse.runtime.saving import History, saving_of
 from ppcourse.runtime.training import Trainer
 
 by_value(__name__)
@@ -126,10 +134,14 @@ def test_case_R71_what_four_ranks_wrote_two_ranks_and_one_go_on_with(tmp_path: P
 
 
 def test_a_tied_weight_is_one_wherever_its_copies_are(tmp_path: Path) -> None:
-    """One rank has it under one name, two ranks under two."""
+    """One rank has it under one name, two ranks under two; a checkpoint has it once."""
     expected = uninterrupted(tied, "gpipe", 1)
     interrupted(tmp_path, tied, "gpipe", 1, after=2)
     interrupted(tmp_path, tied, "1f1b", 2, after=4)
+    for path in tmp_path.iterdir():
+        keys = FileSystemReader(path).read_metadata().state_dict_metadata
+        assert "weights/0.weight" in keys
+        assert not [key for key in keys if "/3.weight" in key], path
     training = train(tied, "gpipe", 1, checkpoint_dir=tmp_path, checkpoint_every=2)
     assert training.losses == pytest.approx(expected.losses, rel=1e-12)
     assert training.norms == pytest.approx(expected.norms, rel=1e-10)
@@ -252,6 +264,28 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(harm: Callable[[Path], None
     found = Folder(tmp_path).newest()
     assert found is not None
     assert found.step == 4
+
+
+def test_numbers_are_compared_as_numbers_and_a_changed_story_is_seen(tmp_path: Path) -> None:
+    written(Folder(tmp_path), 2)
+    story = tmp_path / "step-00000002" / "training.json"
+    story.write_text(story.read_text().replace("0.1", "0.2", 1))  # still a story, of another training
+    for step in (99_999_999, 100_000_000):
+        (tmp_path / f"step-{step}").mkdir()
+    with pytest.warns(UserWarning, match="is passed over") as told:
+        assert Folder(tmp_path).newest() is None
+    said = [str(warning.message) for warning in told]
+    assert [re.findall(r"step-0*(\d+) ", sentence) for sentence in said] == [["100000000"], ["99999999"], ["2"]]
+    assert said[-1].endswith("its training.json cannot be read (the text was changed).")
+
+
+def test_what_was_being_removed_when_a_training_was_killed_is_in_nobodys_way(tmp_path: Path) -> None:
+    for name in ("step-00000002", ".step-00000002-old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "damaged").touch()
+    written(Folder(tmp_path), 2)
+    assert names_in(tmp_path) == ["step-00000002"]
+    assert isinstance(checkpoint_folder.read(tmp_path / "step-00000002"), Story)
 
 
 def test_case_R73_what_was_not_finished_is_passed_over_by_name(tmp_path: Path) -> None:  # noqa: N802
@@ -401,3 +435,115 @@ def test_what_an_optimizer_remembers_keeps_its_dtype() -> None:
     for kept in trainers[1].kept().values():
         assert kept["sum"].dtype == torch.float32
         assert bool((kept["sum"] == 1 / torch.tensor(3.0)).all())
+
+
+def test_what_is_left_to_train_on_and_where_the_last_checkpoint_is(tmp_path: Path) -> None:
+    """As on a rank that torchrun has started and that does not look after the folder."""
+    saving = saving_of(tmp_path, 2, [*quiet()], ADAM, seed=0, steps=6)
+    saving.owns = False
+    (tmp_path / "step-00000002").mkdir()
+    saving.go_on_from(Story(step=2))
+    assert list(saving.left("abcdefghij")) == [(2, "c"), (3, "d"), (4, "e"), (5, "f")]
+    saving.after(History(*[[0.1] * 4] * 3), lambda *_: [])
+    assert "step-00000002: training goes on from there" in saving.last()  # rank 0 has not finished the next one yet
+    (tmp_path / "step-00000004").mkdir()
+    assert "step-00000004: training goes on from there" in saving.last()
+
+
+# one training at a time
+
+
+def test_a_second_training_in_one_folder_is_one_sentence_until_the_first_has_left(tmp_path: Path) -> None:
+    one, other = Folder(tmp_path), Folder(tmp_path)
+    one.make()
+    owner = rf"process {os.getpid()} on {re.escape(socket.gethostname())}"
+    with pytest.raises(ValueError, match=rf"^checkpoint_dir is .*, but another training writes there, {owner}; let it"):
+        other.make()
+    assert names_in(tmp_path) == [".lock"]
+    one.release()
+    assert names_in(tmp_path) == []
+    other.make()
+    one.release()  # again: it is not the other one's
+    with pytest.raises(ValueError, match="another training writes there"):
+        one.make()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_the_lock_of_a_training_that_was_killed_is_nobodys(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        Folder(tmp_path).make()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert names_in(tmp_path) == [".lock"]
+    folder = Folder(tmp_path)
+    folder.make()
+    assert (tmp_path / ".lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}"
+    folder.release()
+
+
+def test_a_lock_that_is_removed_between_two_steps_of_another_is_not_taken_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening the file and locking it, the training that had it ends, and a third one begins."""
+    first, third, late = Lock(tmp_path), Lock(tmp_path), Lock(tmp_path)
+    assert first.take() == ""
+    look = checkpoint_lock._owner
+
+    def slowly(file: Any) -> str:
+        monkeypatch.setattr(checkpoint_lock, "_owner", look)
+        first.release()
+        assert third.take() == ""
+        return look(file)
+
+    monkeypatch.setattr(checkpoint_lock, "_owner", slowly)
+    assert late.take() == f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def test_where_nothing_can_be_locked_a_training_goes_on_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(checkpoint_lock.fcntl, "flock", refuses)
+    with pytest.warns(UserWarning, match=r"\.lock cannot be locked \(No locks available\): see to it"):
+        Folder(tmp_path).make()
+
+
+@pytest.mark.parametrize("ending", ["wrong", "right", "interrupted"])
+def test_a_training_leaves_its_folder_to_the_next_whatever_ends_it(
+    ending: str, tmp_path: Path, after_two: Path
+) -> None:
+    shutil.copytree(after_two, tmp_path, dirs_exist_ok=True)
+    taken: list[list[str]] = []
+
+    def noted() -> Iterator[Any]:
+        for batch in batches(quiet):
+            taken.append(names_in(tmp_path))
+            if ending == "interrupted":
+                raise KeyboardInterrupt
+            yield batch
+
+    options = {"wrong": {"seed": 1}, "right": {"steps": 2}, "interrupted": {}}[ending]
+    with suppress(ValueError, KeyboardInterrupt):
+        train(quiet, "gpipe", 1, batches=noted(), checkpoint_dir=tmp_path, **options)
+    assert names_in(tmp_path) == ["step-00000002"]
+    assert all(".lock" in names for names in taken)
+    assert bool(taken) == (ending != "wrong")
+
+
+def test_what_a_training_of_more_ranks_left_unfinished_is_not_of_a_checkpoint(tmp_path: Path) -> None:
+    saving = saving_of(tmp_path, 2, [*quiet()], ADAM, seed=0, steps=STEPS)
+    assert saving.folder is not None
+    place = saving.folder.place(2)
+    place.mkdir()
+    (place / "__3_0.distcp").touch()
+
+    def ask(order: str, folder: str, first: Any) -> list[Part]:
+        (Path(folder)).mkdir()
+        (Path(folder) / "__0_0.distcp").touch()
+        return [Part("AdamW", {"__0_0.distcp": (0, 0)})]
+
+    saving.after(History([0.1, 0.1], [1.0, 1.0], [1.0, 1.0]), ask)
+    assert names_in(tmp_path / "step-00000002") == ["__0_0.distcp", "training.json"]

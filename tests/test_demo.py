@@ -2,10 +2,13 @@
 
 import re
 
+import pytest
+
 from ppcourse.lab.demo import main
 from ppcourse.lab.sizing import core_speed
 
 
+@pytest.mark.thorough
 def test_the_demo_trains_tells_and_draws(tmp_path, capsys) -> None:
     assert main(2, tmp_path / "charts") == 0
     out = capsys.readouterr().out

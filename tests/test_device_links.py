@@ -5,6 +5,7 @@ what can only be seen on one is not claimed here. Ranks are threads; stages, int
 import copy
 import socket
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from late import End, LateStreams, Rules
+from late import HANGS, End, LateStreams, Rules
 from torch import Tensor, nn
 from toys import assert_same, classifier, rows_of
 
@@ -94,6 +95,7 @@ class Fleet:
         with ThreadPoolExecutor(plan.num_ranks) as pool:
             told = list(pool.map(life, ranks))
         assert not self.rules.broken
+        assert not [sentence for streams in self.streams.values() for sentence in streams.broken]
         return [_result(made.aliases, [of_rank[step] for of_rank in told]) for step in range(steps)]
 
 
@@ -300,31 +302,51 @@ def test_a_ferry_that_does_not_wait_is_found_out(tmp_path: Path, monkeypatch: py
 
 def test_nccls_rules_are_kept_by_their_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("late.HANGS", 0.2)
-    channel, streams = Channel(0, 1, Kind.ACTIVATION), LateStreams()
+    channel, back = Channel(0, 1, Kind.ACTIVATION), Channel(1, 0, Kind.GRADIENT)
 
-    def told(*work: Callable[[End, End], None]) -> str:
-        rules = Rules()
-        ends = End(rules, streams, channel), End(rules, streams, channel)
+    def told(*work: Callable[[list[End]], None]) -> str:
+        rules, streams = Rules(), LateStreams()
+        ends = [End(rules, streams, each) for each in (channel, channel, back, back)]
         for each in work:
-            each(*ends)
-        for name in ("a", "b", "c"):
+            each(ends)
+        for name in ("a", "b", "c", "d"):
             with streams.aside(name):
                 mark = streams.mark()
             streams.wait_on_host(mark)
         return " ".join(rules.broken)
 
-    def on(name: str, end: int, what: str, length: int = 4) -> Callable[[End, End], None]:
-        def work(*ends: End) -> None:
-            with streams.aside(name):
+    def on(name: str, end: int, what: str, length: int = 4) -> Callable[[list[End]], None]:
+        def work(ends: list[End]) -> None:
+            with ends[end].streams.aside(name):
                 getattr(ends[end], what)(torch.zeros(length, dtype=torch.uint8))
 
         return work
 
-    assert told(on("a", 0, "send"), on("b", 1, "receive")) == ""
+    assert told(on("a", 0, "send"), on("b", 1, "receive"), on("c", 2, "send"), on("d", 3, "receive")) == ""
     assert "hangs" in told(on("a", 0, "send"))
     assert "hangs" in told(on("b", 1, "receive"))
     assert "on two streams" in told(on("a", 0, "send"), on("c", 0, "send"), *[on("b", 1, "receive")] * 2)
     assert "8 bytes meet a receive of 4" in told(on("a", 0, "send", 8), on("b", 1, "receive"))
+    crossed = told(on("a", 0, "send"), on("b", 1, "receive"), on("a", 2, "send"), on("d", 3, "receive"))
+    assert crossed == f"{back} shares its stream with {channel}"
+
+
+def test_memory_of_another_stream_is_to_be_waited_for_and_its_use_to_be_told() -> None:
+    def told(waits: bool, tells: bool) -> str:
+        streams = LateStreams()
+        memory, mark, host = streams.new((4,), torch.uint8), streams.mark(), streams.new_on_host((4,), torch.uint8)
+        with streams.aside("a"):
+            streams.wait(mark) if waits else None
+            streams.copy(host, memory)
+            streams.uses(memory) if tells else None
+        return " ".join(streams.broken)
+
+    assert told(True, True) == ""
+    assert told(False, True) == "memory of [4] is used before it is waited for"
+    assert told(True, False) == "memory of [4] is used, and its allocator is not told"
+    streams = LateStreams()
+    streams.copy(streams.new((4,), torch.uint8), torch.zeros(4, dtype=torch.uint8))
+    assert "pinned memory" in streams.broken[0]
 
 
 # cases
@@ -352,15 +374,17 @@ def test_case_R05_all_communicators_are_made_and_used_before_the_first_step(monk
             return str(options["group_desc"])
 
         def isend(self, flat: Tensor, to: int, group: str) -> Any:
-            self.log.append(("sent", group))
-            return type("Work", (), {"wait": lambda self: None})()
+            return self.work("sent", group)
 
         def irecv(self, flat: Tensor, source: int, group: str) -> Any:
-            self.log.append(("received", group))
-            return type("Work", (), {"wait": lambda self: None})()
+            return self.work("received", group)
 
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+        def work(self, what: str, group: str) -> Any:
+            self.log.append((what, group))
+            return type("Work", (), {"wait": lambda _: self.log.append(("stream waits", group))})()
+
     for rank in range(4):
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda at, rank=rank: told[rank].append(("host waits", str(at))))
         monkeypatch.setattr(nccl, "dist", Distributed(rank))
         known: dict[Channel, Any] = {}
         mine = communicators(plan, rank, torch.device("cpu"), known)
@@ -368,14 +392,43 @@ def test_case_R05_all_communicators_are_made_and_used_before_the_first_step(monk
         before = len(told[rank])
         communicators(pp.build("gpipe", 4, 8), rank, torch.device("cpu"), known)
         assert len(told[rank]) == before  # what another plan needs is there already
-    made = [[what for word, what in log if word == "made"] for log in told.values()]
-    assert made[0] == made[1] == made[2] == made[3] == [str(channel) for channel in in_one_order(plan)]
-    for channel in in_one_order(plan):
-        assert told[channel.source].count(("sent", str(channel))) == 1
-        assert told[channel.destination].count(("received", str(channel))) == 1
-    for log in told.values():  # introduced before the next one is made, so that no two wait for each other crosswise
-        uses = [what for word, what in log if word != "made"]
-        assert uses == sorted(uses, key=[what for word, what in log if word == "made"].index)
+    for rank, log in told.items():  # introduced before the next is made, so that no two wait for each other crosswise
+        due: list[tuple[str, Any]] = []
+        for channel in in_one_order(plan):
+            due.append(("made", str(channel)))
+            if rank in channel[:2]:
+                due.append(("sent" if rank == channel.source else "received", str(channel)))
+                due += [("stream waits", str(channel)), ("host waits", "cpu")]
+        assert log == due
+
+
+def test_a_step_over_nccl_is_over_when_all_is_sent_and_what_is_sent_lies_about_no_longer() -> None:
+    rules, channel, streams, other = Rules(), Channel(0, 1, Kind.ACTIVATION), LateStreams(), LateStreams()
+    ferry, taken = Nccl(streams, {channel: End(rules, streams, channel)}), End(rules, other, channel)
+
+    def take() -> None:
+        with other.aside(channel):
+            taken.receive(other.new((64,), torch.uint8))
+
+    def sent() -> weakref.ref[Tensor]:
+        load = ferry.load(channel, [torch.ones(8)])
+        load.depart()
+        return weakref.ref(load.flat)
+
+    first = sent()
+    take()
+    ferry._streams.wait_on_host(ferry._underway[0][0])
+    second = sent()  # and by now it is known that the first has gone
+    assert first() is None
+    assert second() is not None
+    over = threading.Thread(target=ferry.finish)
+    over.start()
+    over.join(0.05)
+    assert over.is_alive()
+    take()
+    over.join(HANGS)
+    assert not over.is_alive()
+    assert second() is None
 
 
 @pytest.mark.parametrize(
@@ -403,6 +456,7 @@ def test_case_R06_every_schedule_takes_what_is_sent_and_nothing_else(name: str) 
             assert len(set(traffic.sent)) == len(traffic.sent)
 
 
+@pytest.mark.thorough
 def test_case_R07_five_hundred_microbatches_are_as_many_single_transfers(tmp_path: Path, monkeypatch: Any) -> None:  # noqa: N802
     """None of them in a group with others, which is what hangs."""
     fleet = Fleet("nccl", tmp_path)

@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from late import LateStreams
+from late import End, LateStreams, Rules
 from test_device_links import Fleet, reference
 from toys import assert_same, classifier, rows_of
 
 import ppcourse as pp
 from ppcourse.runtime import links
 from ppcourse.runtime import worker as workers
-from ppcourse.runtime.device_link import DeviceLink
-from ppcourse.runtime.nccl import in_one_order
+from ppcourse.runtime.device_link import DeviceLink, Form
+from ppcourse.runtime.nccl import Nccl, in_one_order
 from ppcourse.runtime.shared import Peer, SharedLink
 from ppcourse.runtime.staged import TO_HOST
 from ppcourse.runtime.streams import streams_of
+from ppcourse.runtime.wire import ALIGN
 from ppcourse.schedules import SCHEDULES
-from ppcourse.schedules.channels import channels
+from ppcourse.schedules.channels import Channel, Kind, channels
 
 both = pytest.mark.parametrize("kind", ["nccl", "staged"])
 
@@ -58,6 +59,49 @@ def test_what_is_packed_stays_as_it_was_though_its_layer_writes_into_it_at_once(
         end.shutdown(socket.SHUT_RDWR)
     for link in pair:
         link.close()
+
+
+def test_cargo_of_any_sizes_crosses_in_one_piece_and_none_is_no_transfer() -> None:
+    """Each tensor begins where a GPU reads any dtype well; of nothing there is no send, and so no receive."""
+    channel, rules = Channel(0, 1, Kind.ACTIVATION), Rules()
+    ferries = [Nccl(streams, {channel: End(rules, streams, channel)}) for streams in (LateStreams(), LateStreams())]
+    for cargo in (
+        [torch.tensor([True, False, True]), torch.arange(2.0).double(), torch.arange(5).short(), torch.ones(1)],
+        [torch.empty(0, 3)],
+    ):
+        forms = [Form(tensor.dtype, tuple(tensor.shape), False) for tensor in cargo]
+        ferries[0].load(channel, cargo).depart()
+        came = ferries[1].unload(channel, forms, [])()
+        assert [tensor.tolist() for tensor in came] == [tensor.tolist() for tensor in cargo]
+        assert {tensor.storage_offset() * tensor.itemsize % ALIGN for tensor in came} == {0}
+        ferries[0].finish()
+    assert len(rules.wires[channel].sizes) == 1
+    assert not rules.broken
+
+
+def test_a_step_is_over_when_its_ferry_has_carried_all() -> None:
+    done: list[str] = []
+
+    class Logs:
+        def carries(self, tensor: torch.Tensor) -> bool:
+            return True
+
+        def load(self, *_: Any) -> Any:
+            return type("Load", (), {"aboard": lambda _: [], "depart": lambda _: done.append("departed")})()
+
+        def finish(self) -> None:
+            done.append("all carried")
+
+    plan, ends = pp.build("1f1b", 2, 1), socket.socketpair()
+    ferry: Any = Logs()
+    link = DeviceLink(plan, 0, SharedLink(plan, 0, {1: Peer(1, ends[0])}), ferry)
+    (message,) = channels(plan)[in_one_order(plan)[0]].sent
+    link.begin()
+    link.send(link.pack(message, torch.ones(3)))
+    link.finish()
+    assert done == ["departed", "all carried"]
+    ends[0].shutdown(socket.SHUT_RDWR)
+    link.close()
 
 
 def test_jobs_of_one_process_use_the_same_side_streams(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def test_a_healthy_machine_has_no_warnings(report) -> None:
 
 @pytest.mark.parametrize("p", [1, 2, 4, 8])
 def test_the_link_is_the_one_that_a_run_takes(report, p: int) -> None:
-    taken = check_options(build("gpipe", p, p), "auto", "auto", None, 60.0)
+    taken = check_options(build("gpipe", p, p), "auto", "auto", None, 0, 60.0)
     assert report.links[p] == taken
 
 

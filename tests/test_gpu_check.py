@@ -67,6 +67,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(times, "COVERED", 0.0)
 
 
+@pytest.mark.thorough
 def test_a_dry_run_passes_and_says_that_it_is_one(tmp_path, monkeypatch, capsys, patient) -> None:
     monkeypatch.setattr(check, "SECTIONS", [each for each in check.SECTIONS if each.title not in LONG])
     path = tmp_path / "new" / "dry.md"

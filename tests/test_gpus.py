@@ -230,6 +230,7 @@ assert not started, started
 """
 
 
+@pytest.mark.thorough
 def test_the_notebooks_process_never_starts_cuda() -> None:
     mask = {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-c", RUN_AND_LOOK], capture_output=True, text=True, env=os.environ | mask)

@@ -1,5 +1,8 @@
 """How many microbatches of activations a plan makes each rank hold."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +10,8 @@ from strategies import plans, quick, random_orders, refused
 
 from ppcourse.analysis.in_flight import in_flight, in_flight_bytes
 from ppcourse.schedules import build
-from ppcourse.schedules.schedule import Schedule
+from ppcourse.schedules.action import Action, Op
+from ppcourse.schedules.schedule import Schedule, ScheduleError
 
 SPLIT = Schedule.from_text("0F0 0F1 0I0 0I1 0W0 0W1")
 
@@ -85,6 +89,23 @@ def test_many_additions_leave_no_error_of_rounding() -> None:
     """One whole microbatch on the last rank, one more on each before it; the rest wait for W. Added up one by one,
     0.1 is off."""
     assert in_flight(build("zb-h1", 4, 100), 0.1) == (4, 3 + 0.1 * 1, 2 + 0.1 * 2, 1 + 0.1 * 3)
+
+
+@pytest.mark.parametrize("ask", [in_flight, lambda plan: in_flight_bytes(plan, 1)])
+@pytest.mark.parametrize("action", [Action(0, "X", 0), Action(0, [], 0), (0, "F"), 7], ids=repr)
+def test_what_is_no_action_is_told_as_by_the_rules(ask: Callable[[Schedule], object], action: Action) -> None:
+    right = "an action is a stage, one of F, B, I, W, and a microbatch, as in 2F0"
+    with refused(f"Rank 0 runs {action!r}, but {right}.", ScheduleError):
+        ask(replace(SPLIT, rows=((*SPLIT.rows[0], action),)))
+
+
+def test_a_stage_that_the_plan_does_not_have_has_no_size() -> None:
+    with refused("Rank 0 runs 5F0, but the plan has stages 0 to 0 and microbatches 0 to 1.", ScheduleError):
+        in_flight_bytes(replace(SPLIT, rows=((*SPLIT.rows[0], Action(5, Op.F, 0)),)), 1)
+
+
+def test_a_plan_that_breaks_a_rule_is_counted_all_the_same() -> None:
+    assert in_flight(Schedule.from_text("0B0 0F0 0F1")) == (1,)
 
 
 # In bytes.

@@ -250,7 +250,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         "0.1",
         to_itself,
         "ping_pong with 1 round fails. Rank 0 failed: ValueError: Invalid destination rank: destination rank should"
-        " not be the same as the rank of the current process.",
+        " not be the same as the rank of the current process, at line N of test_lesson_00.py: dist.send(ball, rank).",
     ),
     "calls that match": (
         "0.2",
@@ -284,19 +284,18 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         "0.2",
         fails,
         "deadlock does not hang, it fails. Rank 0 failed: ValueError: Invalid destination rank: destination rank should"
-        " not be the same as the rank of the current process.",
+        " not be the same as the rank of the current process, at line N of test_lesson_00.py:"
+        " dist.send(torch.ones(3), rank).",
     ),
     "receives only": (
         "0.2",
         lambda rank: dist.recv(torch.ones(3), 1 - rank),
-        "both ranks hang, but 0 sent by rank 0 would meet 1 received by rank 1, in any order; give each message its"
-        " receive.",
+        "both ranks hang, but rank 0 sends 0 messages, and rank 1 receives 1; give each message its receive.",
     ),
     "sends only": (
         "0.2",
         lambda rank: dist.send(torch.ones(3), 1 - rank),
-        "both ranks hang, but 1 sent by rank 0 would meet 0 received by rank 1, in any order; give each message its"
-        " receive.",
+        "both ranks hang, but rank 0 sends 1 message, and rank 1 receives 0; give each message its receive.",
     ),
     "no function": ("0.2", 7, "7 is no function; write one of the rank."),
     "still both send first": (
@@ -315,7 +314,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         "0.3",
         receives_into_what_is_under_way,
         "exchange of 2 numbers fails. Rank 0 failed: RuntimeError: recv of a tensor whose isend is still under way;"
-        " wait() for it first",
+        " wait() for it first, at line N of test_lesson_00.py: dist.recv(mine, 1 - rank).",
     ),
     "its own": (
         "0.3",

@@ -96,6 +96,22 @@ def forward_only(model: nn.Module, loss_fn: Answer, x: Tensor, y: Tensor, m: int
     return sum(loss_fn(model(part_x), part_y).item() / m for part_x, part_y in parts(x, y, m))
 
 
+def by_split(model: nn.Module, loss_fn: Answer, x: Tensor, y: Tensor, m: int) -> None:
+    """Parts of m rows instead of m parts."""
+    for part_x, part_y in zip(x.split(m), y.split(m), strict=True):
+        (loss_fn(model(part_x), part_y) / m).backward()
+
+
+def losses_after(
+    model: nn.Module, optimizer: Any, loss_fn: Answer, batches: list[tuple[Tensor, Tensor]], m: int
+) -> Any:
+    losses = []
+    for x, y in batches:
+        train(model, optimizer, loss_fn, [(x, y)], m)
+        losses.append(loss_fn(model(x), y).item())
+    return losses
+
+
 def mistaken(**mistake: Any) -> Answer:
     return lambda model, loss_fn, x, y, m: accumulate(model, loss_fn, x, y, m, **mistake)
 
@@ -171,6 +187,11 @@ WRONG: dict[str, tuple[str, Answer, str]] = {
         " part, which its mean has done already.",
     ),
     "cleared in between": ("2.1", mistaken(clear=True), f"{GRADS} those of the last part alone, divided by m."),
+    "parts of m rows": (
+        "2.1",
+        by_split,
+        "with 4 rows and m = 1 the model is given 4 parts: chunk(m) makes m of them, split(m) parts of m rows.",
+    ),
     "the first part": ("2.1", mistaken(which=slice(1)), f"{GRADS} those of the first part alone, divided by m."),
     "no backward": (
         "2.1",
@@ -280,6 +301,11 @@ WRONG: dict[str, tuple[str, Answer, str]] = {
         "with 3 batches and m = 1 the weights are right, but the losses still carry their graphs; return numbers,"
         " loss.item().",
     ),
+    "losses after the update": (
+        "2.3",
+        losses_after,
+        "with 3 batches and m = 1 the weights are right, but loss 0 is LOSS, that of the batch before its update.",
+    ),
     "one loss": (
         "2.3",
         lambda *given: train(*given)[-1],
@@ -325,6 +351,7 @@ def test_a_stub_is_not_solved_yet(number: str) -> None:
     assert [pp.grade(number, answer).state for answer in (..., None, stub)] == ["unsolved"] * 3
 
 
+@pytest.mark.thorough
 def test_the_training_that_the_grader_compares_with_is_the_packages() -> None:
     batches = [lesson_02._batch(8, seed) for seed in range(3)]
     ours = pp.train(

@@ -182,6 +182,7 @@ def searched(p: int, m: int, rival: str = "zb-v", by: float = 0.01) -> float:
     return pair
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by", [0.01, 0.001])
 def test_a_search_is_solved(by: float) -> None:
     assert pp.grade("7.4", lambda p, m: searched(p, m, by=by))

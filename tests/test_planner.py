@@ -255,6 +255,7 @@ def test_the_two_copies_of_a_stage_in_dualpipe_are_summed_like_replicas_a_hop_aw
 # What is feasible.
 
 
+@pytest.mark.thorough
 def test_more_memory_never_makes_fewer_feasible() -> None:
     counts = []
     for gib in (1, 2, 4, 8, 16, 32, 64):

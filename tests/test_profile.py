@@ -359,6 +359,7 @@ def test_what_is_no_model_is_refused() -> None:
 # partitions by profile
 
 
+@pytest.mark.thorough
 def test_a_run_can_be_cut_by_a_profile() -> None:
     layers = [linear(), *[Heavy(0.0005) for _ in range(4)], Heavy(0.004)]
     inputs = torch.ones(2 * ROWS, WIDTH)
@@ -424,6 +425,7 @@ def test_ranks_with_several_stages_are_balanced_together() -> None:
     assert max(busy) == 10  # of 18, in pieces of 2
 
 
+@pytest.mark.thorough
 def test_a_model_that_cannot_be_profiled_still_runs_and_one_that_fails_says_so_itself() -> None:
     inputs, targets = rows_of(8)
     task = {"p": 2, "m": 2, "loss_fn": F.cross_entropy, "partition": "profiled"}

@@ -111,6 +111,7 @@ def test_ranks_that_are_up_can_still_agree_on_a_group_of_two() -> None:
     assert pp.on_ranks(talk, p=3) == [0, 10, 11]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(server.start_method() != "forkserver", reason="nobody is left to tidy up without a server")
 def test_nothing_is_left_of_a_process_killed_while_ranks_start(tmp_path: Path) -> None:
     killed = textwrap.dedent("""

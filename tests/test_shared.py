@@ -482,6 +482,7 @@ class Narrow(nn.Module):
         return x.mean(0)
 
 
+@pytest.mark.thorough
 def test_a_message_of_a_hundred_megabytes_crosses_and_its_gradient_comes_back() -> None:
     size = 100 * 2**20
     model = [nn.Linear(4, 4).double(), Wide(size), Narrow(), nn.Linear(4, 3).double()]
@@ -494,6 +495,7 @@ def test_a_message_of_a_hundred_megabytes_crosses_and_its_gradient_comes_back() 
     torch.testing.assert_close(result.grads["0.weight"], expected.grads["0.weight"])
 
 
+@pytest.mark.thorough
 def test_messages_may_grow_and_shrink_from_step_to_step() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 3)).double()

@@ -213,6 +213,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a batch that is no pair": ({"batches": [rows_of(4)[0]]}, r"\(inputs, targets\)"),
     "a batch with too few rows": ({"batches": [rows_of(1)]}, r"The batch has 1 rows?, too few for 2 microbatches"),
     "a norm below zero": ({"clip_norm": -1.0}, r"clip_norm is -1\.0; .* above 0"),
+    "no batches, but a number": ({"batches": 3}, r"batches is 3, but it must be pairs \(inputs, targets\)"),
+    "a norm that is a word": ({"clip_norm": "one"}, r"clip_norm is 'one'; .* above 0"),
     "a norm of zero": ({"clip_norm": 0.0}, r"clip_norm is 0\.0; .* above 0"),
     "a plan without backward": ({"plan": pp.forward_only(pp.build("gpipe", 2, 2))}, r"has no backward"),
     "no ranks": ({"p": 0}, r"p, the number of ranks, is 0; .* at least 1"),

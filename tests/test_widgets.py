@@ -1,5 +1,6 @@
 """Widgets, driven by their controls as a learner would: what they show, how fast, and what stands in for them."""
 
+import asyncio
 import base64
 import importlib
 import re
@@ -18,7 +19,7 @@ from nbconvert import HTMLExporter
 from strategies import quick, refused
 
 import ppcourse as pp
-from ppcourse.lab import pairs
+from ppcourse.lab import over_m, pairs
 from ppcourse.lab.draft import draft
 from ppcourse.lab.execute import execute
 from ppcourse.lab.explorer import QUICKLY
@@ -264,15 +265,27 @@ def test_the_explorer_follows_a_slider_at_its_largest(name: str) -> None:
 
 @pytest.mark.thorough
 def test_the_other_widgets_follow_a_slider_at_their_largest() -> None:
-    over_m = pp.explore_m(p=7, m=32)
-    assert process_time(lambda: setattr(over_m.p, "value", 8)) < LIMIT
-    assert median_redraw(over_m, "hop", [0.1, 0.2, 0.3]) < LIMIT
+    curves = pp.explore_m(p=7, m=32)
+    assert process_time(lambda: setattr(curves.p, "value", 8)) < LIMIT
+    assert median_redraw(curves, "hop", [0.1, 0.2, 0.3]) < LIMIT
     overlap = pp.explore_overlap("dualpipe-v", "zb-v", p=8, m=32)
     assert median_redraw(overlap, "pair", [2.5, 2.0, 1.5]) < LIMIT
     grid = pp.draw_schedule(8, 32)
     grid.controls["start"].value = "1f1b"
     grid.fill()
     assert median_redraw(grid, "row_0", ["", "0F0", "0F0 0F1"]) < LIMIT
+
+
+@pytest.mark.thorough
+def test_all_curves_together_follow_a_slider_in_a_kernel() -> None:
+    async def move() -> (
+        None
+    ):  # a kernel has a loop that runs, and so a redraw may leave the rest of its curves for later
+        panel = pp.explore_m([*pp.SCHEDULES], p=7, m=32)
+        assert median_redraw(panel, "p", [8, 6, 8, 7]) < LIMIT
+        assert median_redraw(panel, "hop", [0.1, 0.2, 0.3]) < LIMIT
+
+    asyncio.run(move())
 
 
 def test_a_slider_does_not_wait_for_the_last_repair_of_zb_auto(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,6 +337,32 @@ def test_curves_follow_costs_and_ticks() -> None:
     assert panel.curves["1f1b"][-1].rate == free
     panel.gpipe.value = panel.controls["1f1b"].value = panel.controls["zb-h1"].value = False
     assert panel.problem == "Tick a schedule to see its curves."
+
+
+def test_what_a_redraw_has_no_time_for_follows_from_the_kernels_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(over_m, "PATIENCE", -1.0)  # it is late from the start: one point a redraw
+    monkeypatch.setattr(over_m, "PAUSE", 0.0)
+    known: list[int] = []
+
+    async def move(rest: bool) -> Any:
+        panel = pp.explore_m(["gpipe", "v-half"], p=4, m=8)
+        panel.p.value = 5
+        panel.p.value = 6
+        assert len(cells(panel)["v-half"]) == 4  # the chosen m is there at once
+        assert len(panel.curves["v-half"]) < len(at_once.curves["v-half"])
+        while rest and sum(map(len, panel.curves.values())) < points:
+            known.append(sum(map(len, panel.curves.values())))
+            await asyncio.sleep(0)
+        return panel
+
+    at_once = pp.explore_m(["gpipe", "v-half"], p=6, m=8)
+    points = sum(map(len, at_once.curves.values()))
+    assert asyncio.run(move(rest=True)).curves == at_once.curves
+    assert known == sorted(known)
+    assert len({*known}) > 10
+    moved = asyncio.run(move(rest=False))
+    assert moved.figure() is not None  # a still picture, for which nobody comes back
+    assert moved.curves == at_once.curves
 
 
 # F&B
@@ -456,6 +495,7 @@ def test_whatever_is_the_beginning_of_a_legal_plan_is_legal_so_far(data: Any, na
     assert sum(map(len, looked.whole.rows)) == sum(map(len, begun)) + sum(map(len, looked.left))
 
 
+@pytest.mark.thorough
 def test_a_plan_of_ones_own_runs_on_real_ranks_at_the_press_of_a_button() -> None:
     panel = typed("0F0 0F1 0B0 0B1", "F0 I0 F1 I1 W1 W0")
     panel.controls["run"].click()

@@ -310,6 +310,12 @@ def test_costs_must_be_costs_for_that_many_ranks() -> None:
         zb_auto(2, 4, Costs(forward=[1, 2, 3]))
 
 
+@pytest.mark.parametrize("costs", [Costs(1e308), Costs(comm=1e308), Costs(1e306, 1e306, 1e306)], ids=str)
+def test_costs_that_add_up_to_no_number_are_refused(costs: Costs) -> None:
+    with refused("These costs add up to more than a number can hold, about 1.8e308; take a larger unit."):
+        zb_auto(4, 8, costs)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("p", "m", "seconds"), [(16, 128, 10), pytest.param(32, 256, 60, marks=pytest.mark.slow)])
 def test_large_plans_come_in_time(p: int, m: int, seconds: float) -> None:

@@ -1,12 +1,13 @@
 """How much activation memory a plan makes each rank hold, counted in microbatches or in bytes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.costs import PerStage, is_size, per_stage
 from ppcourse.schedules.schedule import Schedule
-from ppcourse.schedules.validate import demand_schedule
+from ppcourse.schedules.validate import check, demand_schedule
 
 WHOLE = {Op.F: 1, Op.B: -1, Op.I: -1, Op.W: 0}  # how many more microbatches wait for their I or B
 REST = {Op.F: 0, Op.B: 0, Op.I: 1, Op.W: -1}  # how many more wait for their W only
@@ -24,7 +25,8 @@ def in_flight(plan: Schedule, kept_for_w: float = 1.0) -> tuple[float, ...]:
     if not is_size(kept_for_w):
         raise ValueError(f"kept_for_w is {kept_for_w!r}; it must be a share of at least 0 (1.0: I frees nothing).")
     share = plan.num_ranks / plan.num_stages
-    return tuple(share * _most(row, float(kept_for_w)) for row in plan.rows)
+    with _told_by_the_rules(plan):
+        return tuple(share * _most(row, float(kept_for_w)) for row in plan.rows)
 
 
 def _most(row: Iterable[Action], kept_for_w: float) -> float:
@@ -54,4 +56,15 @@ def in_flight_bytes(plan: Schedule, stashed: PerStage, kept_for_w: PerStage = 0.
         Op.W: [-size for size in kept[1]],
     }
     held = (accumulate((change[op][stage] for stage, op, _ in row), initial=0.0) for row in plan.rows)
-    return tuple(max(row) for row in held)
+    with _told_by_the_rules(plan):
+        return tuple(max(row) for row in held)
+
+
+@contextmanager
+def _told_by_the_rules(plan: Schedule) -> Iterator[None]:
+    """Plans that break a rule are counted too; one with what is no action, or of no stage, is told as `check` does."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        check(plan)
+        raise

@@ -9,7 +9,7 @@ from ppcourse.analysis.timeline import Span, Timeline
 from ppcourse.schedules.action import Op
 from ppcourse.schedules.bulk import collector_paused
 from ppcourse.schedules.channels import ways
-from ppcourse.schedules.costs import Costs
+from ppcourse.schedules.costs import Costs, check_total
 from ppcourse.schedules.schedule import Schedule
 from ppcourse.schedules.validate import check, order_of
 from ppcourse.schedules.waits import NOBODY, waits_of
@@ -28,7 +28,8 @@ def simulate(plan: Schedule, costs: Costs | None = None, *, jitter: float = 0.0,
 
     Deterministic, and linear in the number of actions. Raises ScheduleError for a plan that breaks a rule;
     for one that would never end the sentence says what each rank waits for. Raises ValueError for costs that
-    do not fit the plan, for a jitter that is not a number of at least 0 and for a seed that is no whole number.
+    do not fit the plan or are too large to be added up, for a jitter that is not a number of at least 0 and for a
+    seed that is no whole number.
     """
     if costs is not None and not isinstance(costs, Costs):
         raise ValueError(f"costs is {costs!r}, but it must be Costs, for example Costs(forward=1, comm=0.1).")
@@ -40,6 +41,7 @@ def simulate(plan: Schedule, costs: Costs | None = None, *, jitter: float = 0.0,
     costs = costs or Costs()
     with collector_paused():
         starts, ends = _execute(plan, _Durations(plan, costs, jitter, int(seed)), _Post(plan, costs))
+        check_total(plan.num_ranks * sum(ends))
         # the loops of the standard library, which make a million spans in a third of the time of ours
         places = ((rank, slice(row.start, row.stop)) for rank, row in enumerate(waits_of(plan).rows))
         rows = (zip(repeat(rank), plan.rows[rank], starts[at], ends[at], strict=False) for rank, at in places)
@@ -52,21 +54,23 @@ def _execute(plan: Schedule, lasts: "_Durations", post: "_Post") -> tuple[list[f
     waits, hops, alone, pairs = waits_of(plan), not post.free, lasts.alone, lasts.pairs
     starts, ends = [0.0] * (waits.never + 1), [0.0] * (waits.never + 1)
     maker, arrived = (post.sender, ends.copy()) if hops else (waits.maker, ends)
-    for place in chain.from_iterable(order_of(plan)):
-        start, before = arrived[maker[place]], ends[place - 1]
-        if start < before:
-            start = before
-        end = start + alone[place]
-        if pairs:
-            if place in pairs:
-                start = max(start, arrived[maker[place + 1]])
-                end = start + pairs[place]
-            elif place - 1 in pairs:  # the B of a pair starts and ends with its F
-                start, end = starts[place - 1], before
-        starts[place] = start
-        ends[place] = end
-        if hops:
-            arrived[place] = post.arrival(place, end)
+    for stretch in order_of(plan):
+        end = ends[stretch.start - 1]
+        for place in stretch:
+            start, before = arrived[maker[place]], end
+            if start < before:
+                start = before
+            end = start + alone[place]
+            if pairs:
+                if place in pairs:
+                    start = max(start, arrived[maker[place + 1]])
+                    end = start + pairs[place]
+                elif place - 1 in pairs:  # the B of a pair starts and ends with its F
+                    start, end = starts[place - 1], before
+            starts[place] = start
+            ends[place] = end
+            if hops:
+                arrived[place] = post.arrival(place, end)
     return starts, ends
 
 

@@ -4,6 +4,7 @@ Every command imports what it needs when it runs, so that `ppcourse --help` answ
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -96,8 +97,14 @@ def build(options: argparse.Namespace, extra: list[str]) -> int:
 
 def schedules(options: argparse.Namespace, extra: list[str]) -> int:
     from ppcourse.lab.survey import survey
+    from ppcourse.schedules import build
 
-    print(survey(options.p, options.m, options.comm))
+    try:
+        build("naive", options.p, options.m)  # which any counts suit that make sense
+        print(survey(options.p, options.m, options.comm))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     return 0
 
 

@@ -3,6 +3,7 @@
 import argparse
 import functools
 import json
+import math
 import os
 import statistics
 import sys
@@ -26,8 +27,8 @@ from ppcourse.schedules.schedule import Schedule
 def parser() -> argparse.ArgumentParser:
     train = argparse.ArgumentParser(
         "ppcourse train",
-        description="Train a small GPT on the text that help() shows, on ranks that this starts, or as one of those"
-        " that torchrun has started: torchrun --nproc-per-node 4 -m ppcourse train --schedule 1f1b",
+        description="Train a small GPT on the text of Python's own help(), on ranks that this starts, or as one of"
+        " those that torchrun has started: torchrun --nproc-per-node 4 -m ppcourse train --schedule 1f1b",
         allow_abbrev=False,
     )
     train.add_argument("--schedule", default="1f1b", help="one of those that `ppcourse schedules` lists (1f1b)")
@@ -46,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--link", default="auto", help="auto, or what carries messages: shared, gloo, nccl, staged")
     train.add_argument("--seed", type=int, default=0)
     train.add_argument("--timeout", type=float, default=60.0, help="seconds without progress that pass for a hang (60)")
-    train.add_argument("--checkpoint-dir", type=Path, help="go on from the newest checkpoint in there, and write more")
+    train.add_argument("--checkpoint-dir", help="go on from the newest checkpoint in there, and write more")
     train.add_argument("--checkpoint-every", type=int, default=10, help="steps between two checkpoints (10)")
     train.add_argument("--json", type=Path, help="also write every step's numbers into this file")
     return train
@@ -60,26 +61,44 @@ def main(argv: Sequence[str]) -> int:
         plan = _plan(options, here)
         return _under_torchrun(here, plan, options) if here else _with_a_pool(plan, options)
     except ValueError as error:
-        if here is None or here.rank == 0:
+        if here is None or here.local_rank == 0:  # once a host: another one's command may be right
             print(error, file=sys.stderr)
         return _end(here, 2)
-    except RankError as error:
-        print(error, file=sys.stderr)
+    except (RankError, OSError) as error:
+        print(error, *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return _end(here, 1)
+    except KeyboardInterrupt:
+        return _end(here, 130)
 
 
 def _plan(options: argparse.Namespace, here: Place | None) -> Schedule:
+    _check(options)
     p = options.p if here is None else here.num_ranks
     if here and options.p not in (None, here.num_ranks):
         raise ValueError(f"-p is {options.p}, but torchrun has started {here.num_ranks} ranks; leave -p out.")
-    check_count(options.steps, "--steps")
-    return check_trains(resolve_plan(options.schedule, p or 4, options.m, options.v))
+    return check_trains(resolve_plan(options.schedule, 4 if p is None else p, options.m, options.v))
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise ValueError for numbers that make no GPT and no training, and for a file that cannot be written."""
+    for name in ("steps", "layers", "width", "context", "batch"):
+        if (given := getattr(options, name)) is not None:
+            check_count(given, f"--{name}")
+    if not 0 <= options.lr < math.inf:
+        raise ValueError(f"--lr is {options.lr}; it is a finite number of at least 0.")
+    if not 0 <= options.seed < 2**63:
+        raise ValueError(f"--seed is {options.seed}; it is a whole number from 0 to 2**63 - 1.")
+    path = options.json
+    if path and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+        raise ValueError(f"--json is {path}, but that is no file that can be written.")
 
 
 def _with_a_pool(plan: Schedule, options: argparse.Namespace) -> int:
     done = train(plan, _model(options), _data(plan, options), **_common(plan, options), progress=sys.stderr.isatty())
     logs = _logs(done.losses, done.norms, done.step_times, done.message_bytes)
-    for number, log in enumerate(logs):
+    if done.begun:
+        _goes_on(done.begun, options)
+    for number, log in enumerate(logs[done.begun :], done.begun):
         _tell(number, log)
     return _close(plan, logs, options)
 
@@ -95,12 +114,20 @@ def _under_torchrun(here: Place, plan: Schedule, options: argparse.Namespace) ->
     def goes_on(story: Story) -> None:
         logs.extend(_logs(story.losses, story.norms, story.step_times))
         if here.rank == 0:
-            print(f"goes on after step {story.step}, from {options.checkpoint_dir}", flush=True)
+            _goes_on(story.step, options)
 
-    train_here(here, plan, _model(options), _data(plan, options), told, **_common(plan, options), goes_on=goes_on)
+    given = _model(options), _data(plan, options), told
+    train_here(here, plan, *given, **_common(plan, options), goes_on=goes_on, alike=_alike(options))
     if here.rank == 0:
         _close(plan, logs, options)
     return _end(here, 0)
+
+
+def _alike(options: argparse.Namespace) -> dict[str, Any]:
+    """What every host's command must say; paths may differ."""
+    given = {name: value for name, value in vars(options).items() if name != "json"}
+    given["checkpoint_dir"] = "given" if options.checkpoint_dir else "not given"
+    return {f"-{'-' * (len(name) > 1)}{name.replace('_', '-')}": value for name, value in given.items()}
 
 
 def _logs(losses: Sequence[float], norms: Sequence[float], seconds: Sequence[float], sent: int = 0) -> list[StepLog]:
@@ -108,7 +135,10 @@ def _logs(losses: Sequence[float], norms: Sequence[float], seconds: Sequence[flo
 
 
 def _model(options: argparse.Namespace) -> torch.nn.Sequential:
-    return gpt(layers=options.layers, width=options.width, context=options.context, seed=options.seed)
+    try:
+        return gpt(layers=options.layers, width=options.width, context=options.context, seed=options.seed)
+    except RuntimeError as error:  # more memory than there is
+        raise ValueError(f"A GPT of this width, context and layers cannot be made: {error}") from None
 
 
 def _data(plan: Schedule, options: argparse.Namespace) -> Iterator[Any]:
@@ -131,6 +161,10 @@ def _common(plan: Schedule, options: argparse.Namespace) -> dict[str, Any]:
         "seed": options.seed,
         "timeout": options.timeout,
     }
+
+
+def _goes_on(step: int, options: argparse.Namespace) -> None:
+    print(f"goes on after step {step}, from {options.checkpoint_dir}", flush=True)
 
 
 def _tell(number: int, log: StepLog) -> None:

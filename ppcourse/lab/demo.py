@@ -58,6 +58,10 @@ def main(steps: int, out: str | Path) -> int:
     """Train, print, draw: the exit code."""
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"--out is {out}, but that cannot be a folder: {error.strerror}.", file=sys.stderr)
+        return 2
+    try:
         print(f"Training a GPT of {P} stages on {P} ranks, {M} microbatches a step, with each schedule.", flush=True)
         outcomes = [train_with(name, steps) for name in NAMES]
         _show(outcomes)

@@ -9,6 +9,7 @@
 The processes are new ones for each call, so that nothing is left over: neither a message nor a changed setting.
 """
 
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from ppcourse.runtime.shipping import check_travels, order
 
 PATIENCE = 5.0  # seconds more for a rank to say where it stands
 MOST = 16  # ranks
+FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n +(?!File ")(.+)')  # of a traceback
 
 
 class CallError(RankError):
@@ -31,6 +33,14 @@ class CallError(RankError):
     def __str__(self) -> str:
         where = f"\nOn rank {self.rank}:\n{self.traceback.rstrip()}" if self.traceback else ""
         return f"Rank {self.rank} failed: {self.cause}\n{where}".rstrip()
+
+    def in_short(self) -> str:
+        """The same in one line, with the place in the learner's own code."""
+        found = FRAME.findall(self.traceback)
+        frames = [traceback.FrameSummary(file, int(n), name, line=line) for file, n, name, line in found]
+        at = last_own_line(traceback.StackSummary.from_list(frames))
+        cause = " ".join(self.cause.split()).rstrip(".")
+        return f"Rank {self.rank} failed: {cause}{f', at {at}' if at else ''}."
 
 
 class Place(NamedTuple):

@@ -1,5 +1,8 @@
 """Bubble and memory over the number of microbatches: what more of them buy, and what they cost."""
 
+import asyncio
+import math
+import time
 from collections.abc import Sequence
 from html import escape
 from typing import Any, NamedTuple
@@ -17,6 +20,10 @@ from ppcourse.schedules.schedule import Schedule
 
 STYLES = ("", "7 3", "2 2", "7 2 2 2", "10 4", "4 4", "1 3")  # dashes of the curves, beside their colours
 HEADS = ("m = {}", "bubble rate", "overhead", "makespan", "holds at most")
+PATIENCE, PAUSE = (
+    0.1,
+    0.02,
+)  # seconds: for a redraw while a slider moves, and until the next one finds more of the curves
 HIGH, WIDE, LEFT, TOP = 190.0, 370.0, 46.0, 24.0  # pixels: a plot, and the room left of and above it
 
 
@@ -44,17 +51,20 @@ class OverM(Panel):
         self._plans: dict[tuple[str, int, int, int], Schedule] = {}  # costs come and go, most plans stay
         self._points: dict[tuple[str, int], Point | str] = {}  # under the costs and sizes of `_under`
         self._under: tuple[Any, ...] = ()
+        self._patience, self._rest = PATIENCE, False  # is something of the curves still to come?
         super().__init__(controls)
 
     def draw(self) -> Drawn:
         """Two plots, and a table of the chosen m that is their legend too."""
+        late = time.monotonic() + self._patience
         chosen = [name for name in SCHEDULES if self.controls[name].value]
         if not chosen:
             return Drawn("", "Tick a schedule to see its curves.")
         at, sizes = self.m.value, _sizes(self.p.value)
-        found = {name: [self._at(name, m) for m in sizes] for name in chosen}
-        self.curves = {name: [each for each in row if isinstance(each, Point)] for name, row in found.items()}
         here = {name: self._at(name, at) for name in chosen}
+        self._look_for([(name, m) for m in sorted(sizes, key=_coarse) for name in chosen], late)
+        found = {name: [self._points.get((name, m)) for m in sizes] for name in chosen}
+        self.curves = {name: [each for each in row if isinstance(each, Point)] for name, row in found.items()}
         rows = [_row(n, name, here[name]) for n, name in enumerate(chosen)]
         plots = _plot(self.curves, "bubble rate", at, 0) + _plot(self.curves, "holds at most", at, 1)
         said = self.in_short()
@@ -65,6 +75,26 @@ class OverM(Panel):
         )
         told = [told for told in here.values() if isinstance(told, str)]
         return Drawn(chart + table([HEADS[0].format(at), *HEADS[1:]], rows), " ".join(told))
+
+    def _look_for(self, places: Sequence[tuple[str, int]], late: float) -> None:
+        """Fill in the curves until it is late, and by one point at least; the rest comes once the kernel is free.
+
+        Without a loop that would come back to it, nothing is left out.
+        """
+        missing = [place for place in places if place not in self._points]
+        for n, place in enumerate(missing):
+            if n and time.monotonic() > late and (loop := _running_loop()):
+                if not self._rest:
+                    loop.call_later(PAUSE, self._go_on)
+                self._rest = True
+                return
+            self._at(*place)
+        self._rest = False
+
+    def _go_on(self) -> None:
+        if self._rest:
+            self._rest = False
+            self.redraw()
 
     def _at(self, name: str, m: int) -> Point | str:
         """The schedule with m microbatches, or why it cannot be had."""
@@ -93,6 +123,10 @@ class OverM(Panel):
         return "; ".join(_in_words(name, curve) for name, curve in self.curves.items()) or self.problem
 
     def figure(self) -> Figure:
+        if self._rest:  # a still picture does not fill in
+            self._patience = math.inf
+            self.redraw()
+            self._patience = PATIENCE
         figure = Figure(figsize=(9, 2.8), dpi=SCREEN, layout="constrained")
         FigureCanvasAgg(figure)
         left, right = figure.subplots(1, 2)
@@ -111,6 +145,18 @@ class OverM(Panel):
 def _sizes(p: int) -> list[int]:
     """The m at which the curves have their points."""
     return sorted({m for m in (1, 2, 4, p, 2 * p, 12, 3 * p, 16, 24, 32) if m <= MOST_MICROBATCHES})
+
+
+def _coarse(m: int) -> tuple[int, int]:
+    """Sorts the ends of a curve before what refines it."""
+    return m not in (1, 8, MOST_MICROBATCHES), m
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _row(n: int, name: str, here: Point | str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@
         __0_0.distcp …         the ranks' parts and .metadata, as checkpoint.py writes them
         training.json          what was trained so far, with size and CRC-32 of every other file
     .step-00000030-unfinished  what a training was writing when it was killed
+    .lock                      whose folder it is now, while a training goes on (checkpoint_lock.py)
 
 A checkpoint gets its name last, when all of it is on the disk: it is there as a whole or not at all. The two newest are
 kept. What is damaged later is passed over, with a warning that names it.
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ppcourse.runtime.checkpoint import sizes
+from ppcourse.runtime.checkpoint_lock import Lock
 
 STORY = "training.json"
 KEPT = 2
@@ -73,14 +75,27 @@ class Folder:
     path: Path
     whole: list[Path] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._lock = Lock(self.path)
+
     def make(self) -> None:
-        """If it is not there. Raises ValueError if it cannot be."""
+        """Make it, if it is not there, and have it until `release`.
+
+        Raises ValueError if it cannot be made or written in, or if another training has it.
+        """
+        given, does = f"checkpoint_dir is {str(self.path)!r}, but", "it cannot be made"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            does = "nothing can be written there"
+            owner = self._lock.take()
         except OSError as error:
-            raise ValueError(
-                f"checkpoint_dir is {str(self.path)!r}, but it cannot be made: {error.strerror}."
-            ) from None
+            raise ValueError(f"{given} {does}: {error.strerror}.") from None
+        if owner:
+            raise ValueError(f"{given} another training writes there, {owner}; let it end, or take another folder.")
+
+    def release(self) -> None:
+        """Let another training have it."""
+        self._lock.release()
 
     def newest(self) -> Story | None:
         """Of the newest whole checkpoint, or None if there is none. Warns of those passed over."""
@@ -106,11 +121,14 @@ class Folder:
     def finish(self, story: Story) -> Path:
         """All ranks have written into `place`: the whole checkpoint, on the disk and by its name."""
         written, path = self.place(story.step), self.path / name_of(story.step)
-        with (written / STORY).open("w", encoding="utf-8") as file:
-            file.write(story.to_text())
-            file.flush()
-            os.fsync(file.fileno())
-        _sync(written)
+        try:
+            with (written / STORY).open("w", encoding="utf-8") as file:
+                file.write(story.to_text())
+                file.flush()
+                os.fsync(file.fileno())
+            _sync(written)
+        except OSError as error:  # such as a full disk, which of itself does not say where
+            raise OSError(error.errno, error.strerror, str(written)) from None
         self._remove(path)  # a damaged one that was passed over
         written.rename(path)
         _sync(self.path)

@@ -10,6 +10,7 @@ import os
 import socket
 import time
 import uuid
+from datetime import timedelta
 from typing import Any
 
 import psutil
@@ -20,29 +21,47 @@ from ppcourse.runtime import gpus
 from ppcourse.runtime.system import FOREVER
 
 LOOK_AGAIN = 0.02  # seconds between two looks at who asks
+PATIENCE = 120.0  # seconds in which all ranks must have come; torchrun starts them at one time, but disks may be slow
 
 
 def join() -> None:
-    """Meet the other ranks. Messages take the interface that leads to rank 0, unless GLOO_SOCKET_IFNAME names one."""
+    """Meet the other ranks. Messages take the interface that leads to rank 0, unless GLOO_SOCKET_IFNAME names one.
+
+    Raises ConnectionError if they do not all come.
+    """
     gpus.adopt(gpus.environment())
     if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface_towards(os.environ["MASTER_ADDR"])):
         os.environ["GLOO_SOCKET_IFNAME"] = name
-    store, rank, num_ranks = next(rendezvous("env://", timeout=FOREVER))
+    try:
+        store, rank, num_ranks = next(rendezvous("env://", timeout=timedelta(seconds=PATIENCE)))
+    except dist.DistError as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
+        raise ConnectionError(f"The ranks do not meet at {where}: {str(error).partition('. ')[0]}.") from None
+    store.set_timeout(FOREVER)
     own = dist.PrefixStore(attempt(store, rank, num_ranks), store)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=own, rank=rank, world_size=num_ranks, timeout=FOREVER)
 
 
 def attempt(store: Any, rank: int, num_ranks: int) -> str:
-    """The name of this attempt, the same on all its ranks; whatever the attempts before have left in the store."""
+    """The name of this attempt, the same on all its ranks; whatever the attempts before have left in the store.
+
+    Raises ConnectionError on rank 0 for ranks that do not come, and on the others if rank 0 is gone.
+    """
     if rank:
         word = uuid.uuid4().hex
         store.set(f"asks/{rank}", word)
-        name = str(store.get(f"name for/{word}").decode())
-        store.add(name, 1)
+        try:
+            name = str(store.get(f"name for/{word}").decode())
+        except dist.DistError:
+            raise ConnectionError(f"Rank {rank} has met nobody: rank 0 is gone; its host says why.") from None
+        store.set(f"{name}/{rank}", "came")
         return name
-    name = f"attempt/{uuid.uuid4().hex}"
-    while store.add(name, 0) < num_ranks - 1:
-        for other in range(1, num_ranks):
+    name, until = f"attempt/{uuid.uuid4().hex}", time.monotonic() + PATIENCE
+    while missing := [other for other in range(1, num_ranks) if not store.check([f"{name}/{other}"])]:
+        if time.monotonic() > until:
+            who = f"Rank {missing[0]} has" if len(missing) == 1 else f"Ranks {', '.join(map(str, missing))} have"
+            raise ConnectionError(f"{who} not come in {PATIENCE:g} s; their hosts say why, if they were started.")
+        for other in missing:
             if store.check([f"asks/{other}"]):  # now, or in an attempt before: who is gone does not mind an answer
                 store.set(f"name for/{store.get(f'asks/{other}').decode()}", name)
         time.sleep(LOOK_AGAIN)

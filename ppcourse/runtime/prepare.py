@@ -122,14 +122,15 @@ class Cut:
         """The weights that live on several ranks, in one order for all of them, as `rank` sees them."""
         found = []
         for names in self.aliases.values():
-            holders = {r: name for name in reversed(names) for r in self._holders(name)}
+            holders = {r: name for name in reversed(names) for r in self.holders(name)}
             if len(holders) > 1:
                 weight = self._weight(names[0])
                 counted = rank == min(holders)
                 found.append(Tie(holders.get(rank), counted, tuple(weight.shape), weight.dtype))
         return tuple(found)
 
-    def _holders(self, name: str) -> set[int]:
+    def holders(self, name: str) -> set[int]:
+        """The ranks that a weight of this name lives on."""
         stage = self._stage(name)
         return {self.plan.rank_of(stage, i) for i in range(self.plan.num_microbatches)}
 
@@ -182,7 +183,7 @@ def check_memory(cut: Cut) -> None:
     for group in groups([cut._weight(name) for name in cut.aliases]):
         for one, other in combinations(group, 2):
             first, second = names[id(one)], names[id(other)]
-            if cut._holders(first) != cut._holders(second) and overlap(one, other):
+            if cut.holders(first) != cut.holders(second) and overlap(one, other):
                 raise ValueError(
                     f"The weights {first} and {second} lie in one memory, but are two that live on different ranks;"
                     " make them one parameter, which both layers have."
@@ -222,9 +223,16 @@ def check_trains(plan: Schedule) -> Schedule:
     return plan
 
 
-def check_options(plan: Schedule, device: str, link: str, pace: Costs | None, timeout: float) -> str:
-    """Raise ValueError for a device, link, pace or timeout that cannot be had; which link carries messages, and why."""
+def check_seed(seed: Any) -> None:
+    """Raise ValueError for what gives other random numbers in another process, as a word does."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise ValueError(f"seed is {seed!r}; it must be a whole number, for example 0.")
+
+
+def check_options(plan: Schedule, device: str, link: str, pace: Costs | None, seed: int, timeout: float) -> str:
+    """Which link carries messages, and why. Raises ValueError for an option that cannot be had."""
     chosen = choose(device, link, plan.num_ranks).link
+    check_seed(seed)
     if not (isinstance(timeout, Real) and timeout > 0):
         raise ValueError(f"timeout is {timeout!r}; it is a number of seconds above 0, for example 60.")
     if pace is not None:

@@ -13,7 +13,7 @@ from ppcourse.runtime.autocast import outside
 from ppcourse.runtime.batch import ends_of, reduction_of, split_batch, split_extras
 from ppcourse.runtime.extras import call, check_extras, judge, taken_by
 from ppcourse.runtime.meter import Between, Meter, meter_of
-from ppcourse.runtime.prepare import Model, check_count, check_function, layers_of
+from ppcourse.runtime.prepare import Model, check_count, check_function, check_seed, layers_of
 from ppcourse.runtime.result import Result, bytes_of
 from ppcourse.runtime.sparse import joined, parted
 from ppcourse.runtime.stage import End, LossFunction, seed_for
@@ -41,6 +41,7 @@ def reference_step(
     model and random state stay as they are.
     """
     check_count(m, "m, the number of microbatches,")
+    check_seed(seed)
     kind = reduction_of(check_function(loss_fn, "loss_fn", "torch.nn.functional.cross_entropy"), reduction)
     xs, ys = split_batch(inputs, targets, m)
     whole = nn.Sequential(*copy.deepcopy(layers_of(model)))

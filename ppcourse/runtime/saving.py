@@ -52,9 +52,9 @@ class Saving:
     _done: int = 0  # steps behind the last checkpoint
 
     def begin(self) -> None:
-        """Make the folder, or look in it for the newest whole checkpoint.
+        """Make the folder, or look in it for the newest whole checkpoint; the folder is this training's until `close`.
 
-        Raises ValueError if it cannot be made, or if this training cannot go on from that checkpoint.
+        Raises ValueError if it cannot be had, or if this training cannot go on from that checkpoint.
         """
         if self.folder is None:
             return
@@ -63,6 +63,11 @@ class Saving:
             if wrong := self._wrong(newest):
                 raise ValueError(f"{self._checkpoint(newest)} {wrong}, or take another checkpoint_dir.")
             self.go_on_from(newest)
+
+    def close(self) -> None:
+        """Leave the folder to others."""
+        if self.folder:
+            self.folder.release()
 
     def go_on_from(self, story: Story) -> None:
         self.begun, self._done = story, story.step
@@ -117,14 +122,18 @@ class Saving:
         if self.folder is None or done == self._done or not (end or done % self.every == 0):
             return
         try:
+            if self.owns:
+                self.folder.discard(done)  # or what a training of more ranks left there would be of this checkpoint
             parts: list[Part] = ask("save", str(self.folder.place(done)), self.first)
             if self.owns:
                 self.folder.finish(self._story(done, history, parts))
             else:
                 self.folder.whole.append(self.folder.path / name_of(done))  # or soon there
-        except BaseException:
+        except BaseException as error:
             if self.owns:
                 self.folder.discard(done)
+            if isinstance(error, OSError):  # of the disk, not of a rank, which tells itself
+                error.add_note(self.last())
             raise
         self._done = done
 

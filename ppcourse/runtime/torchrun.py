@@ -10,9 +10,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ppcourse.runtime import gpus
+from ppcourse.runtime.alike import check_alike
 from ppcourse.runtime.batch import batch_of, reduction_of
 from ppcourse.runtime.board import Board
 from ppcourse.runtime.checkpoint_folder import Story
@@ -40,6 +43,7 @@ from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule
 
 LOOK_AGAIN = 0.5  # seconds between two looks at whether anything moves
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Place(NamedTuple):
@@ -108,53 +112,56 @@ def train_here(
     seed: int = 0,
     timeout: float = 60.0,
     goes_on: Callable[[Story], None] = lambda story: None,
+    alike: Mapping[str, Any] = NOTHING,
 ) -> None:
     """`steps` training steps as this rank; every rank calls this with the same model and the same batches.
 
     told     gets the number of each step and what came of it, the same on every rank
     goes_on  gets what the checkpoint says that this training goes on from, before the first step, if there is one
     timeout  seconds without this rank finishing an action within a step, after which it ends its process
+    alike    {name: what every rank must have been told}, which is looked at before the first step
 
-    Arguments are otherwise those of `train`. Raises ValueError for what cannot work, before the first step, and
-    RankError, for this rank, if it fails in a step.
+    Arguments are otherwise those of `train`. Raises ValueError for what cannot work, before the first step,
+    ConnectionError if the ranks do not meet, and RankError, for this rank, if it fails in a step.
     """
     where, carrier = carried(place, device, link)
     made = cut(plan, model, "uniform")
     check_weights(made, loss_fn)
     check_memory(made)
-    kind, copied = reduction_of(loss_fn, None), check_statistics(made)
-    saving = saving_of(checkpoint_dir, checkpoint_every, layers_of(model), optimizer, seed, steps)
-    join()
-    begin_here(saving, place.rank)
-    coming = saving.left(batches)
-    if saving.begun.step:
-        goes_on(saving.begun)
-    sleep_precisely()
-    torch.set_num_threads(1)  # as in a pool, with whose sums these agree to the last digit
-    with tempfile.TemporaryDirectory(prefix="ppcourse-") as folder:
-        board = Board(Path(folder) / "board", place.num_ranks, create=True)
-    worker, history = Worker(place.rank, board, {}), saving.history()
-    patience = Patience(worker, timeout, saving)
-    patience.start()
-    ask = asking(patience.order)
-    try:
-        owns = Trainer(optimizer, clip_norm, made.ties(place.rank))
-        job = Job(plan, made.of_rank(place.rank), loss_fn, pace, seed=seed, trainer=owns, link=carrier, copied=copied)
-        worker.open(replace(job, device=where))
-        saving.restore(ask)
-        for number, (inputs, targets) in coming:
-            batch = batch_of(inputs, targets, {}, plan.num_microbatches, kind, None)
-            log = _step(worker, *shares(plan, batch)[place.rank])
-            for column, value in zip(history, log, strict=False):
-                column.append(value)
-            told(number, log)
-            saving.after(history, ask)
-        saving.after(history, ask, end=True)
-        dist.barrier()  # nobody leaves while another one still listens
-    except Exception as error:
-        action = worker.interpreter.now if worker.interpreter else None
-        failure = Failure.of(place.rank, action, error)
-        raise RankError(place.rank, action, failure.cause, failure.traceback, saving.last()) from error
+    kind, twins = reduction_of(loss_fn, None), check_statistics(made)
+    with closing(saving_of(checkpoint_dir, checkpoint_every, layers_of(model), optimizer, seed, steps)) as saving:
+        join()
+        check_alike({**alike, "the link": carrier.partition(":")[0]})
+        begin_here(saving, place.rank)
+        coming = saving.left(batches)
+        if saving.begun.step:
+            goes_on(saving.begun)
+        sleep_precisely()
+        torch.set_num_threads(1)  # as in a pool, with whose sums these agree to the last digit
+        with tempfile.TemporaryDirectory(prefix="ppcourse-") as folder:
+            board = Board(Path(folder) / "board", place.num_ranks, create=True)
+        worker, history = Worker(place.rank, board, {}), saving.history()
+        patience = Patience(worker, timeout, saving)
+        patience.start()
+        ask = asking(patience.order)
+        try:
+            owns = Trainer(optimizer, clip_norm, made.ties(place.rank))
+            job = Job(plan, made.of_rank(place.rank), loss_fn, pace, seed=seed, trainer=owns, link=carrier, twins=twins)
+            worker.open(replace(job, device=where))
+            saving.restore(ask)
+            for number, (inputs, targets) in coming:
+                batch = batch_of(inputs, targets, {}, plan.num_microbatches, kind, None)
+                log = _step(worker, *shares(plan, batch)[place.rank])
+                for column, value in zip(history, log, strict=False):
+                    column.append(value)
+                told(number, log)
+                saving.after(history, ask)
+            saving.after(history, ask, end=True)
+            dist.barrier()  # nobody leaves while another one still listens
+        except Exception as error:
+            action = worker.interpreter.now if worker.interpreter else None
+            failure = Failure.of(place.rank, action, error)
+            raise RankError(place.rank, action, failure.cause, failure.traceback, saving.last()) from error
 
 
 def _step(worker: Worker, first: dict[int, Any], last: dict[int, Any]) -> StepLog:

@@ -3,7 +3,9 @@
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -91,35 +93,37 @@ def train(
     other arguments and the errors are those of `run`.
     """
     resolved = check_trains(resolve_plan(plan, p, m, v))
-    carrier = check_options(resolved, device, link, pace, timeout)
+    carrier = check_options(resolved, device, link, pace, seed, timeout)
     places = choose(device, link, resolved.num_ranks).devices
     check_function(optimizer, "optimizer", "torch.optim.SGD or functools.partial(torch.optim.AdamW, lr=1e-3)")
     kind = reduction_of(check_function(loss_fn, "loss_fn", CROSS_ENTROPY), reduction)
     check_count(steps, "steps")
-    if clip_norm is not None and not clip_norm > 0:
+    if clip_norm is not None and not (isinstance(clip_norm, Real) and clip_norm > 0):
         raise ValueError(f"clip_norm is {clip_norm!r}; it is a number above 0, or None for no limit.")
+    if not isinstance(batches, Iterable):
+        raise ValueError(f"batches is {batches!r}, but it must be pairs (inputs, targets), for example a list of them.")
 
     layers, m = layers_of(model), resolved.num_microbatches
-    saving = saving_of(checkpoint_dir, checkpoint_every, layers, optimizer, seed, steps)
-    saving.begin()
-    coming = (_cut(batch, layers, m, number == 0, kind, weight) for number, batch in saving.left(batches))
-    first = next(coming, None)  # looked at before a rank starts
-    made = cut(resolved, model, _partition(partition, resolved, model, first, loss_fn, saving.begun.step))
-    check_weights(made, loss_fn)
-    check_memory(made)
-    copied = check_statistics(made)
+    with closing(saving_of(checkpoint_dir, checkpoint_every, layers, optimizer, seed, steps)) as saving:
+        saving.begin()
+        coming = (_cut(batch, layers, m, number == 0, kind, weight) for number, batch in saving.left(batches))
+        first = next(coming, None)  # looked at before a rank starts
+        made = cut(resolved, model, _partition(partition, resolved, model, first, loss_fn, saving.begun.step))
+        check_weights(made, loss_fn)
+        check_memory(made)
+        twins = check_statistics(made)
 
-    def job(rank: int) -> Job:
-        owns = Trainer(optimizer, clip_norm, made.ties(rank))
-        options = pace, memory, recompute, seed, owns, keep_sent
-        return Job(resolved, made.of_rank(rank), loss_fn, *options, copied=copied, link=carrier, device=places[rank])
+        def job(rank: int) -> Job:
+            owns = Trainer(optimizer, clip_norm, made.ties(rank))
+            options = pace, memory, recompute, seed, owns, keep_sent
+            return Job(resolved, made.of_rank(rank), loss_fn, *options, twins=twins, link=carrier, device=places[rank])
 
-    log = _Log(carrier, places[0].partition(":")[0], saving)
-    bar = functools.partial(tqdm, total=steps, initial=saving.begun.step, disable=not progress, unit="step")
-    with saving.told(), session(made, job, timeout) as ranks, bar() as shown:
-        saving.restore(log.ask(ranks))
-        wrong = log.steps(ranks, itertools.chain([] if first is None else [first], coming), shown)
-        training = log.training(ranks)
+        log = _Log(carrier, places[0].partition(":")[0], saving)
+        bar = functools.partial(tqdm, total=steps, initial=saving.begun.step, disable=not progress, unit="step")
+        with saving.told(), session(made, job, timeout) as ranks, bar() as shown:
+            saving.restore(log.ask(ranks))
+            wrong = log.steps(ranks, itertools.chain([] if first is None else [first], coming), shown)
+            training = log.training(ranks)
     if wrong:
         vars(wrong)["training"] = training
         wrong.add_note(f"What was trained in {len(log.losses)} steps before is not lost: it is this error's .training")
@@ -188,6 +192,7 @@ class _Log:
             losses=tuple(self.losses),
             norms=tuple(self.norms),
             step_times=tuple(self.times),
+            begun=self.saving.begun.step,
             state_dict={name: value for state in states for name, value in state.items()},
             timeline=ranks.timeline(self.reports),
             device=self.device,

@@ -39,7 +39,14 @@ class Action(NamedTuple):
 
     def checked(self) -> "Action":
         """The same action with an Op where someone wrote "F". Raises ValueError for what is no number or no op."""
-        numbers = (self.stage, self.microbatch)
-        if self.op not in [*Op] or not all(isinstance(n, Integral) and not isinstance(n, bool) for n in numbers):
+        if not is_action(self):
             raise ValueError(f"{self!r} is not an action; {RIGHT}.")
         return Action(int(self.stage), Op(self.op), int(self.microbatch))
+
+
+def is_action(thing: object) -> bool:
+    """Whether `thing` is a whole number, an op or its letter, and a whole number."""
+    if not isinstance(thing, tuple) or len(thing) != len(Action._fields):
+        return False
+    stage, op, microbatch = thing
+    return op in [*Op] and all(isinstance(n, Integral) and not isinstance(n, bool) for n in (stage, microbatch))

@@ -83,18 +83,17 @@ def channels(plan: Schedule) -> dict[Channel, Traffic]:
     """Every channel that the plan uses. The plan must be legal."""
     waits = waits_of(plan)
     sends, uses = ways(waits)
-    sent: dict[Channel, list[Message]] = {}
-    used: dict[Channel, list[Message]] = {}
+    sent: dict[Channel, list[int]] = {}  # the place of what makes each message
+    used: dict[Channel, list[int]] = {}
     with collector_paused():
-        message = _messages(waits, sends)
-        for channel, these in _by_channel(sends).items():
-            row = slice(waits.rows[channel.source].start, waits.rows[channel.source].stop)
-            sent[channel] = list(compress(message[row], map(these.__getitem__, waits.lane[row])))
-        for channel, these in _by_channel(uses).items():
-            row = slice(waits.rows[channel.destination].start, waits.rows[channel.destination].stop)
-            makers = compress(waits.maker[row], map(these.__getitem__, waits.lane[row]))
-            used[channel] = list(map(message.__getitem__, makers))
-        return {c: Traffic(tuple(sent[c]), tuple(used[c]), window(sent[c], used[c])) for c in sent if sent[c]}
+        for channel, goes in _by_channel(sends).items():
+            row = waits.rows[channel.source]
+            sent[channel] = list(compress(row, map(goes.__getitem__, waits.lane[row.start : row.stop])))
+        for channel, comes in _by_channel(uses).items():
+            row = waits.rows[channel.destination]
+            makers, lanes = waits.maker[row.start : row.stop], waits.lane[row.start : row.stop]
+            used[channel] = list(compress(makers, map(comes.__getitem__, lanes)))
+        return {channel: _traffic(waits, channel, places, used[channel]) for channel, places in sent.items() if places}
 
 
 def ways(waits: Waits) -> tuple[list[Channel | None], list[Channel | None]]:
@@ -112,29 +111,31 @@ def ways(waits: Waits) -> tuple[list[Channel | None], list[Channel | None]]:
     return [users.get((lane.leaves, lane.far)) for lane in waits.lanes], uses
 
 
-def _messages(waits: Waits, sends: list[Channel | None]) -> list[Message]:
-    """By place, the message of what the action there leaves behind (on no channel if it stays where it is)."""
-    stages = [lane.stage for lane in waits.lanes]
-    columns = (map(column.__getitem__, waits.lane) for column in (sends, stages))
-    parts = zip(*columns, waits.microbatch, strict=True)
-    return list(map(tuple.__new__, repeat(Message), parts))  # a message in half the time
-
-
-def _by_channel(way: list[Channel | None]) -> dict[Channel, bytearray]:
-    """For each channel, by lane: 1 if that goes this way, 0 if not."""
-    lanes: dict[Channel, bytearray] = {}
+def _by_channel(way: list[Channel | None]) -> dict[Channel, list[bool]]:
+    """For each channel, by lane: does that go this way?"""
+    lanes: dict[Channel, list[bool]] = {}
     for lane, channel in enumerate(way):
         if channel:
-            lanes.setdefault(channel, bytearray(len(way)))[lane] = 1
+            lanes.setdefault(channel, [False] * len(way))[lane] = True
     return lanes
 
 
-def window(sent: list[Message], used: list[Message]) -> int:
+def _traffic(waits: Waits, channel: Channel, sent: list[int], used: list[int]) -> Traffic:
+    """The traffic of messages that are given as the places of their makers."""
+    stage = [lane.stage for lane in waits.lanes]
+    stages = map(stage.__getitem__, map(waits.lane.__getitem__, sent))
+    parts = zip(repeat(channel), stages, map(waits.microbatch.__getitem__, sent), strict=False)
+    messages = tuple(map(tuple.__new__, repeat(Message), parts))  # a message in half the time
+    if sent == used:
+        return Traffic(messages, messages, 1)
+    message = dict(zip(sent, messages, strict=True))
+    return Traffic(messages, tuple(map(message.__getitem__, used)), window(sent, used))
+
+
+def window(sent: list[int], used: list[int]) -> int:
     """The most receives that must be posted at once: a message used k-th but sent n-th needs n + 1 - k.
 
     With one fewer the sender stands at a message nobody has posted, while the receiver waits for a later one.
     """
-    if sent == used:
-        return 1
     place = {message: n for n, message in enumerate(sent)}
     return max(place[message] + 1 - k for k, message in enumerate(used))

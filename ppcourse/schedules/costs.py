@@ -85,6 +85,12 @@ def check_size(name: str, value: PerStage, one_only: bool = False) -> None:
             raise ValueError(f"{name} is {number!r}; it must be a finite number of at least 0{lists}.")
 
 
+def check_total(total: float) -> None:
+    """Raise ValueError if `total`, a sum of costs, is more than a float holds, or something in it was."""
+    if not total < math.inf:  # as is nan, what inf less inf makes
+        raise ValueError("These costs add up to more than a number can hold, about 1.8e308; take a larger unit.")
+
+
 def is_size(number: object) -> bool:
     """Whether it is a finite number of at least 0, which a float can hold."""
     try:

@@ -30,6 +30,8 @@ def interleaved(p: int, m: int, v: int = 2) -> Schedule:
         forwards, backwards = ([lane(c * p + r, op, whole) for c in range(v)] for op in (Op.F, Op.B))
         down = list(chain.from_iterable(forwards[c][g : g + p] for g in groups for c in range(v)))
         back = list(chain.from_iterable(backwards[c][g : g + p] for g in groups for c in reversed(range(v))))
-        row = [*down[:w], *chain.from_iterable(zip(down[w:], back, strict=False)), *back[len(down) - w :]]
+        row = down + back
+        end = len(row) - w  # from w to here forwards and backwards take turns
+        row[w:end:2], row[w + 1 : end : 2] = down[w:], back[: len(down) - w]
         rows.append(tuple(row if m == whole else [action for action in row if action.microbatch < m]))
     return Schedule("interleaved", loop(p, v), m, tuple(rows))

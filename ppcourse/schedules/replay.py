@@ -1,7 +1,6 @@
 """One execution of a plan, in an order that its rules allow."""
 
 from collections.abc import Iterator
-from itertools import count
 
 from ppcourse.schedules.action import Action
 from ppcourse.schedules.schedule import Schedule
@@ -28,23 +27,20 @@ class Replay:
         waits = waits_of(self.plan)
         maker, first = waits.maker, [row.start for row in waits.rows]
         joined = {first[rank] + position for rank, position in self.plan.overlapped}
-        done = bytearray(waits.never + 1)
+        done = [False] * (waits.never + 1)
         for place in first:
-            done[place - 1] = 1
+            done[place - 1] = True
         asleep: dict[int, int] = {}  # place → the rank that waits for it
         awake = list(reversed(range(self.plan.num_ranks)))
         while awake:
             rank = awake.pop()
-            begin = first[rank] + self.stopped[rank]
-            for place in count(begin):
-                awaited = maker[place]
-                if joined and place in joined and done[awaited]:
-                    awaited = maker[place + 1]
-                if not done[awaited]:
-                    break
-                done[place] = 1
+            begin = place = first[rank] + self.stopped[rank]
+            while done[maker[place]] and not (joined and place in joined and not done[maker[place + 1]]):
+                done[place] = True
                 if place in asleep:
                     awake.append(asleep.pop(place))
+                place += 1
+            awaited = maker[place + 1] if done[maker[place]] else maker[place]
             asleep[awaited] = rank
             self.stopped[rank] = place - first[rank]
             yield range(begin, place)

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ppcourse.schedules.action import Action, Op
+from ppcourse.schedules.action import RIGHT, Action, Op, is_action
 from ppcourse.schedules.bulk import collector_paused
-from ppcourse.schedules.dependencies import RULES, Numbering, Result
+from ppcourse.schedules.dependencies import Numbering, Result
 from ppcourse.schedules.replay import Replay
 from ppcourse.schedules.schedule import Schedule, ScheduleError
 from ppcourse.schedules.waits import waits_of
@@ -20,7 +20,7 @@ VERDICT = "_verdict"  # where a plan that was looked at keeps what was found
 class Violation(NamedTuple):
     """A broken rule, and where: `plan.rows[rank][position]` (position -1: something that is not there).
 
-    code   out-of-range   a stage, op or microbatch that the plan does not have
+    code   out-of-range   a stage, op or microbatch that the plan does not have, or what is no action
            wrong-rank     a stage away from the rank that holds it
            duplicate      the same work twice
            missing        work that nobody does
@@ -84,11 +84,12 @@ def _out_of_place(plan: Schedule) -> Iterator[Violation]:
     stages, m = plan.num_stages, plan.num_microbatches
     for rank in waits_of(plan).strays:
         for position, action in enumerate(plan.rows[rank]):
-            stage, op, i = action
-            if op not in RULES:
-                sentence = f"Rank {rank} runs {action}, but an op is one of {', '.join(Op)}."
+            if not is_action(action):
+                sentence = f"Rank {rank} runs {action!r}, but {RIGHT}."
                 yield Violation("out-of-range", rank, position, sentence)
-            elif not (0 <= stage < stages and 0 <= i < m):
+                continue
+            stage, _, i = action
+            if not (0 <= stage < stages and 0 <= i < m):
                 sentence = f"the plan has stages 0 to {stages - 1} and microbatches 0 to {m - 1}."
                 yield Violation("out-of-range", rank, position, f"Rank {rank} runs {action}, but {sentence}")
             elif (home := plan.rank_of(stage, i)) != rank:

@@ -5,13 +5,12 @@ list of places, one an action, and a second list that has for each place that of
 loops of the standard library, which take a fraction of the time of ours.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import repeat
-from operator import add
+from operator import add, index
 from typing import NamedTuple
 
-from ppcourse.schedules.action import Op
+from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.bulk import collector_paused
 from ppcourse.schedules.dependencies import Numbering
 from ppcourse.schedules.schedule import Schedule
@@ -58,8 +57,11 @@ class Waits:
         self.microbatch: list[int] = []
         self.rows: list[range] = []
         self.strays: list[int] = []
+        own = defaultdict[int, set[int]](set)  # the lanes of each rank
+        for n, each in enumerate(self.lanes):
+            own[each.rank].add(n)
         for rank, row in enumerate(plan.rows):
-            lane, microbatches = self._read(plan, rank)
+            lane, microbatches = self._read(plan, row, own[rank])
             self.strays += [rank] if len(lane) < len(row) else []
             self.lane += [0, *lane]
             self.microbatch += [0, *microbatches]
@@ -76,26 +78,29 @@ class Waits:
             place[number] = n
         place[-1] = self.never
         once = len(place) - place.count(self.never) == self.never - plan.num_ranks
-        self.whole = once and self._is_full(plan)
+        self.whole = not self.strays and once and self._is_full(plan)
         place[self.numbering.size : -1] = [NOBODY] * (self.numbering.room - self.numbering.size)
         self.maker = [*map(place.__getitem__, needs), self.never]
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()  # a plan that is sent to another process leaves them behind
 
-    def _read(self, plan: Schedule, rank: int) -> tuple[Sequence[int], Sequence[int]]:
-        """The lane and the microbatch of each action of a row; nothing if something is out of place."""
-        if not plan.rows[rank]:
+    def _read(self, plan: Schedule, row: tuple[Action, ...], own: set[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """The lane and the microbatch of each action of a row; nothing if something is out of place, or no action."""
+        if not row:
             return (), ()
-        stages, ops, microbatches = zip(*plan.rows[rank], strict=True)
         first = {op: n * plan.num_stages for n, op in enumerate(Op)}
-        lane = list(map(add, map(first.get, ops, repeat(-plan.num_stages)), stages))
+        try:
+            stages, ops, microbatches = zip(*row, strict=True)
+            stages, microbatches = _whole(stages), _whole(microbatches)
+            lane = list(map(add, map(first.__getitem__, ops), stages))
+        except (TypeError, ValueError, KeyError):
+            return (), ()
         if plan.placement.opposite:
             turn, far = plan.placement.turn, len(Op) * plan.num_stages
             lane = [n if i < turn else n + far for n, i in zip(lane, microbatches, strict=True)]
-        own = {n for n, lane in enumerate(self.lanes) if lane.rank == rank}
-        at_home = own.issuperset(lane) and {*plan.placement.stages_of(rank)}.issuperset(stages)
-        there = min(microbatches) >= 0 and max(microbatches) < plan.num_microbatches
+        at_home = own.issuperset({*lane}) and {self.lanes[n].stage for n in own}.issuperset({*stages})
+        there = {*range(plan.num_microbatches)}.issuperset({*microbatches})
         return (lane, microbatches) if at_home and there else ((), ())
 
     def _is_full(self, plan: Schedule) -> bool:
@@ -120,6 +125,11 @@ def waits_of(plan: Schedule) -> Waits:
         with collector_paused():
             waits = plan.__dict__[KEPT] = Waits(plan)
     return waits
+
+
+def _whole(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    """The same as ints, whatever stands for one. Raises TypeError for what is no whole number."""
+    return numbers if type(sum(numbers)) is int else tuple(map(index, numbers))  # of ints the sum is one, and quick
 
 
 def _lanes(plan: Schedule, numbering: Numbering) -> list[Lane]:

@@ -20,7 +20,7 @@ NEEDS = "needs a GPU: not run"
 
 
 def main(dry: bool = False, out: str | Path | None = None, schedules: Sequence[str] = ()) -> int:
-    """Check, print a line a section, write the report: 0, 1 if a section failed, 2 if there is nothing to check.
+    """Check, print a line a section, write the report: 0, 1 if a section failed, 2 if nothing can be checked.
 
     schedules   the names of those to check; all by default
     """
@@ -28,8 +28,13 @@ def main(dry: bool = False, out: str | Path | None = None, schedules: Sequence[s
     if not (dry or gpus):
         print(NONE, file=sys.stderr)
         return 2
-    path = Path(out or (DRY if dry else WET))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = (DRY if dry else WET) if out is None else Path(out)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:  # now, and not after the first section
+        print(f"--out is {path}, but no report can be written there: {error.strerror}.", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory(prefix="ppcourse-") as folder:
         setting = Setting("cpu" if dry else "cuda", gpus, tuple(schedules or SCHEDULES), Path(folder))
         outcomes = check(setting, path, SECTIONS)

@@ -80,7 +80,7 @@ def provoke_a_deadlock(answer: Callable[[int], Any]) -> str | None:
     except HangError as error:
         return _no_deadlock(error) or _without_partner(function)
     except CallError as error:
-        return f"deadlock does not hang, it fails. {error}"
+        return f"deadlock does not hang, it fails. {error.in_short()}"
     if not getattr(getattr(function, "__code__", None), "co_names", True):
         raise Unsolved("(deadlock calls nothing)")
     return "deadlock ends on both ranks; which call could wait for one that the other rank never reaches?"
@@ -132,8 +132,8 @@ def _without_partner(function: Callable[[int], Any]) -> str | None:
         sends, receives = ours["send"] + ours["isend"], theirs["recv"] + theirs["irecv"]
         if sends != receives:
             return (
-                f"both ranks hang, but {sends} sent by rank {rank} would meet {receives} received by rank {1 - rank},"
-                " in any order; give each message its receive."
+                f"both ranks hang, but rank {rank} sends {sends} message{'s' * (sends != 1)}, and rank {1 - rank}"
+                f" receives {receives}; give each message its receive."
             )
     return None
 

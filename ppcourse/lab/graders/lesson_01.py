@@ -20,6 +20,7 @@ from ppcourse.runtime.reference import reference_step
 WIDTH = 32  # of what crosses the cut, as in the lesson
 COUNTS = [(1, 1), (4, 2), (3, 2), (5, 3), (6, 4), (32, 4), (7, 7)]
 BYTES = [(1, 1, 0, 1, 1), (4, 8, 0, 1, 1), (0, 0, 12, 2, 1), (3, 5, 20, 4, 4), (64, 32, 10_000, 8, 2), (1, 1, 10, 4, 2)]
+NO_GRADIENT = " Is it a gradient that is not there? What arrived must require one before the forward, as in 1.2."
 NAMES = ("across the cut", "of the all-reduce")
 
 
@@ -139,7 +140,7 @@ def train_a_step_on_two_ranks(answer: Callable[..., Any]) -> str | None:
 
         ended = on_two(both, f"step with {rows} rows")
         if isinstance(ended, str):
-            return ended
+            return ended + (NO_GRADIENT if "NoneType" in ended else "")
         losses, grads, same = zip(*ended, strict=True)
         if all(grad is None for stage in grads for grad in stage):
             no_stub(list(losses), "step")

@@ -60,6 +60,8 @@ def accumulate_gradients(accumulate: Callable[..., Any]) -> str | None:
         wrong = _wrong_grads(model, x, y, m) or _wrong_loss(loss, right.loss, m) or seen.too_much(rows // m)
         if not wrong and not torch.equal(_weights(model), _weights(_model())):
             wrong = "the gradients are right, but the weights have changed; an update comes once a batch, in 2.3."
+        if wrong and seen.forwards > m:
+            wrong = f"the model is given {seen.forwards} parts: chunk(m) makes m of them, split(m) parts of m rows."
         if wrong:
             return f"with {rows} rows and m = {m} {wrong}"
     return None
@@ -200,7 +202,8 @@ def _wrong_losses(losses: Any, want: Sequence[float]) -> str | None:
         return f"the weights are right, but train returns {losses!r:.60}; return one loss for each batch."
     for n, (number, right) in enumerate(zip(numbers, want, strict=True)):
         if number is not None and not math.isclose(number, right, rel_tol=1e-6):
-            return f"the weights are right, but loss {n} is {number:.4g} and should be {right:.4g}."
+            should = f"should be {right:.4g}, that of the batch before its update"
+            return f"the weights are right, but loss {n} is {number:.4g} and {should}."
     return None
 
 

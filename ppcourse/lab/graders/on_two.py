@@ -17,7 +17,7 @@ def on_two(function: Callable[[int], Any], said: str, timeout: float = PATIENCE)
     except HangError as error:
         return f"{said} hangs. {error}"
     except CallError as error:
-        return f"{said} fails. {error}"
+        return f"{said} fails. {error.in_short()}"
 
 
 def plain(answer: Any) -> Callable[..., Any]:

@@ -4,14 +4,15 @@ from torch import Tensor, nn
 
 
 class Seen:
-    """What a model was given: the most rows at once, and the most forwards whose backward was still to come."""
+    """What a model was given: the most rows at once, how often, and the most forwards whose backward was to come."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.rows = self.most_open = self._open = 0
+        self.rows = self.forwards = self.most_open = self._open = 0
         model.register_forward_hook(self._forward)
 
     def _forward(self, _: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
         self.rows = max(self.rows, len(given[0]))
+        self.forwards += 1
         if output.requires_grad:
             self._open += 1
             self.most_open = max(self.most_open, self._open)
