@@ -450,7 +450,7 @@ class Counts(nn.Module):
 @pytest.mark.parametrize("recompute", [False, True])
 def test_other_statistics_on_two_ranks_end_the_step(recompute: bool) -> None:
     model = [*classifier(), Counts()]
-    with pytest.raises(pp.RankError, match=r"Layer 6 \(Counts\) keeps statistics in a tensor, but has a copy"):
+    with pytest.raises(pp.RankError, match=r"Layer 6 \(Counts\) changes its 'seen' in forward, but another rank has"):
         pp.run(pp.build("dualpipe", 2, 4), model, *rows_of(8), loss_fn=F.cross_entropy, recompute=recompute)
 
 

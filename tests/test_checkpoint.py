@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.checkpoint import FileSystemReader
 from toys import by_value, classifier, no_rank_starts, rows_of, tied
 
 import ppcourse as pp
@@ -133,10 +134,14 @@ def test_case_R71_what_four_ranks_wrote_two_ranks_and_one_go_on_with(tmp_path: P
 
 
 def test_a_tied_weight_is_one_wherever_its_copies_are(tmp_path: Path) -> None:
-    """One rank has it under one name, two ranks under two."""
+    """One rank has it under one name, two ranks under two; a checkpoint has it once."""
     expected = uninterrupted(tied, "gpipe", 1)
     interrupted(tmp_path, tied, "gpipe", 1, after=2)
     interrupted(tmp_path, tied, "1f1b", 2, after=4)
+    for path in tmp_path.iterdir():
+        keys = FileSystemReader(path).read_metadata().state_dict_metadata
+        assert "weights/0.weight" in keys
+        assert not [key for key in keys if "/3.weight" in key], path
     training = train(tied, "gpipe", 1, checkpoint_dir=tmp_path, checkpoint_every=2)
     assert training.losses == pytest.approx(expected.losses, rel=1e-12)
     assert training.norms == pytest.approx(expected.norms, rel=1e-10)
@@ -259,6 +264,28 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(harm: Callable[[Path], None
     found = Folder(tmp_path).newest()
     assert found is not None
     assert found.step == 4
+
+
+def test_numbers_are_compared_as_numbers_and_a_changed_story_is_seen(tmp_path: Path) -> None:
+    written(Folder(tmp_path), 2)
+    story = tmp_path / "step-00000002" / "training.json"
+    story.write_text(story.read_text().replace("0.1", "0.2", 1))  # still a story, of another training
+    for step in (99_999_999, 100_000_000):
+        (tmp_path / f"step-{step}").mkdir()
+    with pytest.warns(UserWarning, match="is passed over") as told:
+        assert Folder(tmp_path).newest() is None
+    said = [str(warning.message) for warning in told]
+    assert [re.findall(r"step-0*(\d+) ", sentence) for sentence in said] == [["100000000"], ["99999999"], ["2"]]
+    assert said[-1].endswith("its training.json cannot be read (the text was changed).")
+
+
+def test_what_was_being_removed_when_a_training_was_killed_is_in_nobodys_way(tmp_path: Path) -> None:
+    for name in ("step-00000002", ".step-00000002-old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "damaged").touch()
+    written(Folder(tmp_path), 2)
+    assert names_in(tmp_path) == ["step-00000002"]
+    assert isinstance(checkpoint_folder.read(tmp_path / "step-00000002"), Story)
 
 
 def test_case_R73_what_was_not_finished_is_passed_over_by_name(tmp_path: Path) -> None:  # noqa: N802
@@ -408,6 +435,19 @@ def test_what_an_optimizer_remembers_keeps_its_dtype() -> None:
     for kept in trainers[1].kept().values():
         assert kept["sum"].dtype == torch.float32
         assert bool((kept["sum"] == 1 / torch.tensor(3.0)).all())
+
+
+def test_what_is_left_to_train_on_and_where_the_last_checkpoint_is(tmp_path: Path) -> None:
+    """As on a rank that torchrun has started and that does not look after the folder."""
+    saving = saving_of(tmp_path, 2, [*quiet()], ADAM, seed=0, steps=6)
+    saving.owns = False
+    (tmp_path / "step-00000002").mkdir()
+    saving.go_on_from(Story(step=2))
+    assert list(saving.left("abcdefghij")) == [(2, "c"), (3, "d"), (4, "e"), (5, "f")]
+    saving.after(History(*[[0.1] * 4] * 3), lambda *_: [])
+    assert "step-00000002: training goes on from there" in saving.last()  # rank 0 has not finished the next one yet
+    (tmp_path / "step-00000004").mkdir()
+    assert "step-00000004: training goes on from there" in saving.last()
 
 
 # one training at a time

@@ -1,5 +1,6 @@
 """Whatever is killed, and whenever: there is a whole checkpoint, and training goes on as if nothing had been."""
 
+import errno
 import functools
 import itertools
 import os
@@ -7,6 +8,7 @@ import shutil
 import signal
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from test_checkpoint import ADAM, names_in, written
 from toys import by_value, classifier, rows_of
 
 import ppcourse as pp
+from ppcourse.runtime.checkpoint import Part, sizes
 from ppcourse.runtime.checkpoint_folder import Folder, Story, read
+from ppcourse.runtime.saving import History, Saving
 
 by_value(__name__)
 pytestmark = pytest.mark.thorough
@@ -67,7 +71,8 @@ def test_case_R73_ranks_killed_in_a_save_and_in_a_step(tmp_path: Path, monkeypat
     discard = Folder.discard
 
     def noted(folder: Folder, step: int) -> None:
-        left.append({path.name for path in folder.place(step).iterdir()})
+        if folder.place(step).exists():
+            left.append({path.name for path in folder.place(step).iterdir()})
         discard(folder, step)
 
     monkeypatch.setattr(Folder, "discard", noted)
@@ -146,3 +151,69 @@ def three_checkpoints(path: Path) -> None:
             (path / "step-00000006" / "damaged").touch()
         written(folder, step)
         (path / "done").write_text(str(step))
+
+
+# what does not kill it: an interrupt, or a disk that is full
+
+
+def fails_at(event: int, error: BaseException, patched: pytest.MonkeyPatch) -> None:
+    """The so manieth call to the disk raises `error`."""
+    events = itertools.count()
+
+    def counting(call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def counted(*arguments: Any, **options: Any) -> Any:
+            if next(events) == event:
+                raise error
+            return call(*arguments, **options)
+
+        return counted
+
+    for owner, name in ((os, "fsync"), (Path, "mkdir"), (Path, "rename"), (os, "unlink"), (os, "rmdir")):
+        patched.setattr(owner, name, counting(getattr(owner, name)))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
+def test_an_interrupt_or_a_full_disk_at_any_call_loses_nothing_that_was_whole(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for event in itertools.count():
+        path, done, ended = tmp_path / str(event), 0, False
+        path.mkdir()
+        saving = Saving(6, Folder(path), 2)
+        with monkeypatch.context() as patched:
+            fails_at(event, error, patched)
+            with suppress(KeyboardInterrupt, OSError):
+                for done in (0, 2, 4):
+                    saving.after(History(*[[0.1] * (done + 2)] * 3), parts_of_one_rank)
+                ended = True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an interrupt of the tidying up leaves something to be passed over
+            found = Folder(path).newest()
+        assert (found.step if found else 0) in (done, done + 2), event
+        for whole in path.glob("step-*"):
+            assert isinstance(read(whole), Story), event
+        if ended:
+            assert event > 10
+            return
+        saving.after(History(*[[0.1] * 6] * 3), parts_of_one_rank)  # once there is room again
+        assert "step-00000006" in names_in(path)
+
+
+def parts_of_one_rank(order: str, place: str, first: Any) -> list[Part]:
+    Path(place).mkdir()
+    (Path(place) / "__0_0.distcp").write_bytes(b"weights")
+    return [Part("AdamW", {"__0_0.distcp": sizes(Path(place) / "__0_0.distcp")})]
+
+
+def test_a_full_disk_is_told_with_its_place_and_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = Saving(6, Folder(tmp_path), 2)
+    saving.after(History(*[[0.1] * 2] * 3), parts_of_one_rank)
+    fails_at(1, OSError(errno.ENOSPC, "No space left on device"), monkeypatch)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/\.step-00000004-unfinished'") as told:
+        saving.after(History(*[[0.1] * 4] * 3), parts_of_one_rank)
+    assert told.value.__notes__ == [saving.last()]
+    assert names_in(tmp_path) == ["step-00000002"]
+    assert saving.last().startswith(f"The last checkpoint is {tmp_path}/step-00000002: training goes on from there")

@@ -266,6 +266,22 @@ def test_a_tensor_that_comes_often_is_moved_once_and_the_rest_stays() -> None:
     assert device.there(given, "cpu") is given
 
 
+def test_a_rank_enters_its_own_gpu_before_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "set_device", done.append)
+    monkeypatch.setattr(torch.cuda, "init", lambda: done.append("init"))
+    device.enter("cpu")
+    device.enter("cuda:1")
+    assert done == [torch.device("cuda:1"), "init"]
+
+
+def test_layers_on_a_gpu_draw_from_that_gpus_generator_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = torch.Generator(), torch.Generator()
+    monkeypatch.setattr(torch.cuda, "default_generators", gpus)
+    assert device.generators("cuda:1") == (torch.default_generator, gpus[1])
+    assert device.generators("cpu") == (torch.default_generator,)
+
+
 @pytest.mark.parametrize("cut", [[[0, 1]], [[0], [1]]])
 def test_each_generator_begins_anew_for_layer_and_microbatch_whatever_the_cut(cut: list[list[int]]) -> None:
     own = torch.Generator()

@@ -92,6 +92,7 @@ def test_those_of_every_schedule_for_every_size(name: str, p: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "p"), list(itertools.product(SCHEDULES, range(1, 5))))
 def test_equal_the_unsplit_models_for_every_loss_and_number_of_rows(name: str, p: int) -> None:
     for m, kind, partition in itertools.product(range(1, 9), LOSSES, ("uniform", UNEVEN[p])):

@@ -238,6 +238,32 @@ def test_so_it_is_where_actions_are_joined(schedule: str, p: int) -> None:
         assert measured("mlp", schedule, p).ledger.of(kind) == predicted("mlp", plan).of(kind), kind
 
 
+def test_what_an_action_of_a_pair_makes_is_its_own() -> None:
+    """Joined to the backward of a light stage is the forward of a heavy one, after which the rank holds most."""
+    plan = pp.Schedule.from_text("0F0 1F0 0F1+1B0 1F1 0B0 1B1 0B1")
+    heavy = torch.nn.Sequential(*(layer for _ in range(3) for layer in (linear(), torch.nn.Tanh())))
+    layers, rows = [heavy, linear()], torch.randn(2 * ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+    sizes = pp.profile(layers, rows[:ROWS], rows[:ROWS], F.mse_loss, budget=0.0).sizes([1, 1])
+    found = pp.run(plan, layers, rows, rows, loss_fn=F.mse_loss, memory=True).ledger
+    assert found.rows == pp.ledger(plan, sizes).rows
+    assert found.of(ACTIVATIONS)[0] >= 2 * sizes.of("stashed", 2)[0]
+
+
+def test_of_three_stages_in_a_row_a_ledger_may_say_too_much_and_never_too_little() -> None:
+    """Stage 0 keeps its output, which stage 1 hands on and stage 2 keeps for its W: there once, and counted twice."""
+    rows = [f"0F{i} 1F{i} 2F{i} 2I{i} 1I{i}" for i in range(3)] + [
+        f"{s}{op}{i}" for s, op in ((0, "I"), (2, "W"), (1, "W"), (0, "W")) for i in range(3)
+    ]
+    plan = pp.Schedule.from_text(" ".join(rows))
+    layers = [torch.nn.Sequential(linear(), torch.nn.Tanh()), torch.nn.Identity(), linear()]
+    x = torch.randn(3 * ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+    book = pp.ledger(plan, pp.profile(layers, x[:ROWS], x[:ROWS], F.mse_loss, budget=0.0).sizes([1, 1, 1]))
+    found = pp.run(plan, layers, x, x, loss_fn=F.mse_loss, memory=True).ledger
+    assert book.of(KEPT_FOR_W)[0] - found.of(KEPT_FOR_W)[0] == 3 * ROWS * WIDTH * 4
+    for kind in KINDS:
+        assert kind == KEPT_FOR_W or found.of(kind) == book.of(kind), kind
+
+
 # what messages take
 
 

@@ -1,8 +1,10 @@
 """Both ends of a channel agree on what each message brings, whatever carries it and whatever order it is used in."""
 
 import random
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +16,13 @@ from toys import assert_same, by_value, classifier, rows_of
 
 import ppcourse as pp
 from ppcourse.analysis.buffers import GLOO_ROOM
-from ppcourse.runtime.ends import Room, check_place
+from ppcourse.runtime import ends, wire
+from ppcourse.runtime.ends import Room, check_place, place_of
 from ppcourse.runtime.errors import LinkError
 from ppcourse.runtime.level import Level
 from ppcourse.runtime.link import GlooLink
 from ppcourse.runtime.wire import Head
-from ppcourse.schedules.channels import Channel, Kind, Message, window
+from ppcourse.schedules.channels import Channel, Kind, Message, channels, window
 
 by_value(__name__)
 quick = settings(max_examples=300, deadline=None, derandomize=True)
@@ -169,3 +172,57 @@ def test_case_R39_dtypes_cross_over_every_link(link: str, dtype: torch.dtype) ->
     inputs, targets = rows_of(4)
     result = pp.run("1f1b", model, inputs, targets, p=2, m=2, loss_fn=F.cross_entropy, link=link, partition=(2, 1))
     assert_same(result, pp.reference_step(model, inputs, targets, loss_fn=F.cross_entropy))
+
+
+def test_a_step_over_gloo_is_over_when_all_is_sent_and_tells_what_could_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, gone = pp.build("1f1b", 2, 1), threading.Event()
+    errors: list[Exception] = []
+
+    class Work:
+        def wait(self) -> None:
+            gone.wait(60)
+            if errors:
+                raise errors[0]
+
+    monkeypatch.setattr(ends, "_group", lambda: type("Group", (), {"send": lambda *_: Work()})())
+    link = GlooLink(plan, 0)
+    (message,) = next(traffic.sent for channel, traffic in channels(plan).items() if channel.source == 0)
+    link.send(link.pack(message, torch.ones(3)))
+    over = threading.Thread(target=link.finish)
+    over.start()
+    over.join(0.05)
+    assert over.is_alive()
+    gone.set()
+    over.join(60)
+    assert not over.is_alive()
+    errors.append(RuntimeError("no route"))
+    link.send(link.pack(message, torch.ones(3)))
+    with pytest.raises(LinkError, match="could not send to rank 1: no route"):
+        link.finish()
+    link.close()
+
+
+def test_kinds_and_rests_of_long_messages_do_not_meet_over_gloo() -> None:
+    """Between two ranks of an interleaved plan, both kinds go both ways."""
+    tags = [ends._tag(Channel(0, 1, kind), lane) for kind in Kind for lane in (0, 1)]
+    assert len(set(tags)) == len(tags)
+
+
+def test_a_message_that_was_not_expected_over_gloo_is_an_error_and_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = pp.build("1f1b", 2, 2)
+    expected, other = channels(plan)[CHANNEL].sent
+
+    class Group:
+        def recv(self, buffers: list[Tensor], *_: int) -> Any:
+            came = wire.pack(torch.ones(3), *place_of(other), room=buffers[0].numel(), visible=1)
+            buffers[0][: came.numel()].copy_(came)
+            return SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.setattr(ends, "_group", Group)
+    link = GlooLink(plan, 1)
+    link.begin()
+    with pytest.raises(
+        LinkError, match=r"expected the activation of stage 0, microbatch 0, but the activation of .* 1 cam"
+    ):
+        link.receive(expected)
+    link.close()

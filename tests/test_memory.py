@@ -1,9 +1,11 @@
 """How many bytes a rank takes, and what for."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,9 @@ from ppcourse.analysis.ledger import KINDS, Ledger, side_by_side
 from ppcourse.analysis.memory import Sizes, ledger
 from ppcourse.analysis.tied import Tied
 from ppcourse.schedules import build
+from ppcourse.schedules.action import Action
 from ppcourse.schedules.channels import channels
+from ppcourse.schedules.placement import Placement
 from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
 
 PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "activations.json").read_text())
@@ -124,6 +128,9 @@ def test_where_a_rank_holds_more_of_one_stage_than_of_another_there_is_no_closed
     unlike = Sizes(stashed=[1, 1, 2, 1])
     with refused("There is no closed form for what interleaved holds here; take origin='simulated'."):
         ledger(build("interleaved", 2, 4, 2), unlike, origin="formula")
+    with refused("There is no closed form for what interleaved holds here; take origin='simulated'."):
+        # rank 1 holds three halves: two microbatches of one stage, one of the other
+        ledger(build("interleaved", 2, 2, 2), Sizes(stashed=[1, 1, 1, 2]), origin="formula")
     plan = build("breadth-first", 2, 4, 2)  # holds all of both
     assert ledger(plan, unlike, origin="formula").rows == ledger(plan, unlike).rows
 
@@ -149,6 +156,27 @@ def test_a_buffer_is_as_large_as_the_largest_message_of_its_channel() -> None:
     book = ledger(build("interleaved", 2, 4, 2), Sizes(boundary=[1, 10, 100, 1000]))
     assert book.of("receive buffers") == (2 * 10 + 2 * 100, 2 * 100 + 2 * 10)
     assert book.of("sent outputs") == (100 + 10, 10 + 100)
+    book = ledger(build("interleaved", 2, 4, 2), Sizes(boundary=[10, 1, 3, 1000]))  # the largest may be the first
+    assert book.of("receive buffers") == (2 * 1 + 2 * 10, 2 * 10 + 2 * 1)
+
+
+def test_all_messages_of_a_channel_count_whichever_stages_they_are_between() -> None:
+    """One microbatch, but two forwards from rank 0 to rank 1; from rank 1 to rank 0 there is one."""
+    book = ledger(build("breadth-first", 2, 1, 2), Sizes(boundary=5))
+    assert book.of("receive buffers") == (5 + 2 * 5, 2 * 5 + 5)
+
+
+def test_from_both_ends_messages_go_both_ways() -> None:
+    """DualPipe on two ranks, 2 microbatches each way: each rank sends and gets both kinds, the activations of one
+    direction and the gradients of the other."""
+    book = ledger(build("dualpipe", 2, 4), Sizes(boundary=[3, 100], envelope=[2, 0], back=[7, 100]))
+    assert book.of("receive buffers") == (2 * 5 + 2 * 7,) * 2
+    assert book.of("sent outputs") == (5 + 7,) * 2
+    place = Placement(2, (0, 1), (1, 0), 3)  # three microbatches one way, and the fourth the other way
+    lopsided = Schedule("mine", place, 4, tuple(tuple(map(Action.parse, row.split())) for row in (
+        "0F0 0F1 0F2 0B0 0B1 0B2 1F3 1B3", "1F0 1B0 1F1 1B1 1F2 1B2 0F3 0B3"
+    )))  # fmt: skip
+    assert ledger(lopsided, Sizes(boundary=5)).of("receive buffers") == (2 * 5 + 5, 2 * 5 + 5)
 
 
 def test_a_message_takes_its_envelope_too() -> None:
@@ -223,6 +251,12 @@ def test_a_ledger_prints_what_is_not_nothing() -> None:
     )
     assert repr(book) == str(book)
     assert book.totals == (24 * 2**20, 22 * 2**20)
+    one = ledger(build("zb-h1", 2, 2), Sizes(parameters=128, weight_bytes=8, gradient_bytes=0, optimizer_bytes=0))
+    assert str(one).splitlines() == ["zb-h1 (simulated), KiB", "rank  parameters  total"] + [
+        f"   {rank}        1.00   1.00" for rank in range(2)
+    ]
+    owed = ledger(build("zb-h1", 2, 2), Sizes(stashed=4, kept_for_w=3))
+    assert str(owed).splitlines()[1].split() == ["rank", "activations", "kept", "for", "W", "total"]  # by rank 1 only
     assert book.peak == 24 * 2**20
 
 
@@ -272,6 +306,21 @@ def test_kinds_stand_side_by_side_and_so_do_ledgers_of_other_plans() -> None:
 def test_sizes_that_are_none_are_refused(sizes: dict, sentence: str) -> None:
     with refused(sentence):
         ledger(build("1f1b", 2, 4), Sizes(**sizes))
+
+
+@pytest.mark.parametrize("rows", [None, 5, [5], "ab", [(1, 2)]])
+def test_turns_and_ties_that_are_none_are_refused(rows: Any) -> None:
+    for name, kind in (("turns", "Turn"), ("tied", "Tied")):
+        with refused(f"Sizes.{name} is {rows!r}; it must be a list of {kind}, or () for none."):
+            Sizes(**{name: rows})
+    with refused("Sizes.tied is nan; it must be a finite number of at least 0, or a list of one a stage."):
+        Sizes(tied=[Tied((0, 1), math.nan)])
+
+
+def test_bytes_are_exact_whatever_kind_the_numbers_are_of() -> None:
+    sizes = Sizes(parameters=2**24 + 1, weight_bytes=numpy.float32(1), gradient_bytes=numpy.float32(1))
+    assert ledger(build("1f1b", 1, 1), sizes).of("parameters") == (2**24 + 1,)  # which 32 bits cannot tell
+    assert ledger(build("1f1b", 1, 1), sizes).of("gradients") == (2**24 + 1,)
 
 
 def test_what_is_not_known_is_no_zero() -> None:
@@ -345,6 +394,13 @@ def test_zero_bubble_counts_what_w_keeps() -> None:
 def test_embedding_and_head_by_hand() -> None:
     assert embedding_activations(4, 2, 16) == 8 * 8 + 8 * 16
     assert head_activations(4, 2, 16, 100) == 4 * 8 * 16 + 4 * 8 * 100
+
+
+@pytest.mark.parametrize("odd", [{"t": 0}, {"h": 0}, {"s": "a"}, {"ffn": 0}, {"b": math.nan}, {"a": True}])
+def test_a_layer_of_no_size_is_refused(odd: dict) -> None:
+    [(word, value)] = odd.items()
+    with refused(f"{word} is {value!r}; it must be a whole number of at least 1."):
+        layer_activations(**{"s": 16, "b": 2, "h": 8, "a": 2, **odd})
 
 
 def test_another_way_to_recompute_is_refused() -> None:

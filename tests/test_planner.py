@@ -6,8 +6,10 @@ import math
 import random
 import re
 import time
+from collections.abc import Callable
 from functools import cache
 
+import numpy
 import pytest
 from strategies import refused
 
@@ -416,8 +418,41 @@ def test_names_and_numbers_that_are_none_are_refused(options: dict, sentence: st
         small(**options)
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    """And predictions are as exact as with Python's."""
+    options = {"gpus": numpy.int64(4), "batch": numpy.int64(16), "per_node": numpy.int64(8), "top": numpy.int64(1000)}
+    shape = Shape(*map(numpy.int64, (6, 64, 4, 512, 32)))
+    gpu = GPU("roomy", memory=numpy.float32(1e12), flops=numpy.float32(2**40))
+    link = Link("cable", bandwidth=numpy.float32(2**30), latency=numpy.float32(0.0))
+    plain = (
+        GPU("roomy", memory=float(numpy.float32(1e12)), flops=2.0**40),
+        Link("cable", bandwidth=2.0**30, latency=0.0),
+    )
+    kinds = {"schedules": ("1f1b",), "efficiency": numpy.float32(0.5), "headroom": numpy.float32(0.25)}
+    found = choose(shape, gpu=gpu, link=link, **options, **kinds)
+    expected = small(gpu=plain[0], link=plain[1], schedules=("1f1b",), efficiency=0.5, headroom=0.25)
+    assert str(found) == str(expected)
+    assert step_times(found) == step_times(expected)
+    assert all(type(c.step_time) is float for c in all_of(found))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: small(gpus=10**30), f"gpus is {10**30}; it must be at most 1,000,000."),
+        (lambda: Shape(10**6, 8, 1, 8, 8), "Shape.layers is 1000000; it must be at most 10,000."),
+        (lambda: Shape(1, 8, 1, 10**400, 8), f"Shape.vocab is {10**400}; it must be at most 1,000,000,000."),
+        (lambda: GPU("x", 10**400, 1), f"GPU.memory is {10**400}; it must be a finite number above 0."),
+        (lambda: Link("x", 1, 10**400), f"Link.latency is {10**400}; it must be a finite number of at least 0."),
+    ],
+)
+def test_what_no_machine_can_hold_is_refused(make: Callable[[], object], sentence: str) -> None:
+    with refused(sentence):
+        make()
+
+
 def test_schedules_and_shapes_that_are_none_are_refused() -> None:
-    for names in ((), ("1f1v",)):
+    for names in ((), ("1f1v",), 5, ((),)):
         with pytest.raises(ValueError, match=r"^schedules is .*; name one or more of naive, gpipe, 1f1b,"):
             small(schedules=names)
     with refused("Shape.heads is 0; it must be a whole number of at least 1."):

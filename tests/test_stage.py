@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -126,29 +127,37 @@ def test_a_layer_may_stand_twice_in_a_stage(layer: Callable[[], nn.Module], spli
 
 
 class Counts(nn.Module):
-    """Counts microbatches in a buffer and in a number, and how often it runs in a list, which nobody puts back."""
+    """Counts microbatches in a buffer, in a number and in a list, and tells a function of each run."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[int], None] = int) -> None:
         super().__init__()
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-        self.calls, self.runs = 0, list[int]()
+        self.calls, self.all, self.tell = 0, list[int](), tell
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen = self.seen + 1  # a new tensor, and not a new value
         self.calls += 1
-        self.runs.append(self.calls)
+        self.all.append(self.calls)
+        self.tell(self.calls)
         return x
 
 
 @every_way
 def test_statistics_count_each_microbatch_once(split: bool, recompute: bool) -> None:
-    build = lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), Counts(), nn.BatchNorm1d(4), nn.Linear(4, 2))  # noqa: E731
+    runs = dict[int, list[int]]()
+
+    def build() -> nn.Sequential:
+        told = runs[len(runs)] = []
+        middle = nn.BatchNorm1d(4), Counts(told.append), nn.BatchNorm1d(4)
+        return nn.Sequential(nn.Linear(4, 4), *middle, nn.Linear(4, 2))
+
     layers, expected = assert_same_gradients(build, split, recompute)
     assert layers[2].seen == layers[1].num_batches_tracked == 3
     for got, wanted in zip(layers.buffers(), expected.buffers(), strict=True):
         assert torch.equal(got, wanted)
     assert layers[2].calls == 3
-    assert sorted(layers[2].runs) == ([1, 1, 2, 2, 3, 3] if recompute else [1, 2, 3])
+    assert layers[2].all == [1, 2, 3]
+    assert sorted(map(sorted, runs.values())) == sorted([[1, 2, 3], [1, 1, 2, 2, 3, 3] if recompute else [1, 2, 3]])
 
 
 @every_way
@@ -160,26 +169,31 @@ def test_a_layer_that_depends_on_its_buffers_runs_again_with_those_it_had(split:
 
 
 class SaysWhatItDraws(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, draw: Callable[[], float], tell: Callable[[float], None]) -> None:
         super().__init__()
-        self.drawn: list[float] = []
+        self.draw, self.tell = draw, tell
 
     def forward(self, x: Tensor) -> Tensor:
-        factor = torch.rand(())
-        self.drawn.append(float(factor))
+        factor = self.draw()
+        self.tell(factor)
         return x * factor
 
 
+DRAWS = {"torch": lambda: float(torch.rand(())), "Python": random.random, "numpy": lambda: float(np.random.random())}
+
+
+@pytest.mark.parametrize("kind", DRAWS)
 @pytest.mark.parametrize("split", [False, True])
-def test_case_R66_running_again_draws_the_same_numbers(split: bool) -> None:  # noqa: N802
-    layer = SaysWhatItDraws()
-    stage = Stage({3: layer}, None, recompute=True)
+def test_case_R66_running_again_draws_the_same_numbers(split: bool, kind: str) -> None:  # noqa: N802
+    drawn = list[float]()
+    stage = Stage({3: SaysWhatItDraws(DRAWS[kind], drawn.append)}, None, recompute=True)
     for i in range(2):
         stage.forward(i, torch.ones(2, requires_grad=True), None, split)
     for i in range(2):
         (stage.input_grad if split else stage.backward)(i, [torch.ones(2)])
-    assert layer.drawn[2:] == layer.drawn[:2]
-    assert layer.drawn[0] != layer.drawn[1]
+    stage.forward(2, torch.ones(2))
+    assert drawn[2:4] == drawn[:2]
+    assert len(set(drawn)) == 3  # and the next microbatch goes on from where the last one ended
 
 
 # what is kept, and until when

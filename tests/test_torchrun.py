@@ -3,6 +3,7 @@
 The hosts are network namespaces with a wire between them, which needs Linux, root and `ip`; what is missing is said.
 """
 
+import errno
 import os
 import shutil
 import signal
@@ -23,7 +24,7 @@ from two_hosts import PLANS
 
 from ppcourse.cli import main
 from ppcourse.runtime import gpus, joining, saving_here, torchrun
-from ppcourse.runtime.checkpoint_folder import Folder
+from ppcourse.runtime.checkpoint_folder import Folder, Story
 from ppcourse.runtime.joining import attempt, interface_towards
 from ppcourse.runtime.saving import Saving
 from ppcourse.runtime.saving_here import begin_here
@@ -132,6 +133,18 @@ def test_ranks_of_one_attempt_agree_on_its_name_whatever_an_attempt_before_has_l
         assert len(answers) == 1
         names += answers
     assert len(set(names)) == 3
+
+
+@pytest.mark.parametrize("own", ["", "mine"])
+def test_messages_take_the_interface_that_the_user_names_or_that_leads_to_rank_0(
+    own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"MASTER_ADDR": "127.0.0.1"} | ({"GLOO_SOCKET_IFNAME": own} if own else {})
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if k != "GLOO_SOCKET_IFNAME"} | given)
+    monkeypatch.setattr(joining, "rendezvous", lambda *_, **__: iter([(dist.HashStore(), 0, 1)]))
+    monkeypatch.setattr(joining.dist, "init_process_group", lambda *_, **__: None)
+    joining.join()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == (own or interface_towards("127.0.0.1"))
 
 
 def test_a_rank_that_does_not_come_is_told_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +266,11 @@ def test_the_command_goes_on_from_a_checkpoint(alone: None, tmp_path: Path, caps
     assert same(told(tmp_path / "there.json"), plain)
     shutil.copytree(tmp_path / "there", tmp_path / "here")
     shutil.rmtree(tmp_path / "here" / "step-00000005")
+    capsys.readouterr()
     assert main([*here, "-p", "1", "--json", str(tmp_path / "here.json")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"goes on after step 4, from {tmp_path / 'here'}"
+    assert [line.split()[:2] for line in said[1:-1]] == [["step", "5"]]
     assert same(told(tmp_path / "here.json"), plain)
     assert len(list((tmp_path / "here").glob("step-*"))) == 2
 
@@ -283,6 +300,27 @@ def test_a_folder_that_not_all_hosts_share_is_one_sentence(tmp_path: Path, monke
         begin_here(folders[1], 1)
     assert not folders[1].owns
     assert not (tmp_path / "b").exists()
+
+
+def test_all_ranks_go_on_from_what_rank_0_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = ("", "", Story(step=2))
+    monkeypatch.setattr(saving_here.dist, "broadcast_object_list", lambda given: given.__setitem__(0, told))
+    monkeypatch.setattr(saving_here, "gathered", lambda value: [value])
+    saving = Saving(4, Folder(tmp_path))
+    begin_here(saving, 1)
+    assert saving.begun.step == 2
+
+
+def test_all_ranks_are_told_that_rank_0_can_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    sent: list[Any] = []
+    monkeypatch.setattr(Path, "touch", full)
+    monkeypatch.setattr(saving_here.dist, "broadcast_object_list", sent.extend)
+    with pytest.raises(ValueError, match="No space left on device"):
+        begin_here(Saving(4, Folder(tmp_path)), 0)
+    assert "No space left on device" in sent[0][0]
 
 
 SCRIPT = """

@@ -6,6 +6,7 @@
 16-bit activations, dropout masks of one byte an element, and nothing else. Each formula is of one layer.
 """
 
+from numbers import Integral
 from typing import Literal, TypeAlias
 
 Recompute: TypeAlias = Literal["none", "selective", "full"]
@@ -35,8 +36,11 @@ def layer_activations(
         t, sequence parallel         34 ÷ t + 5 a s ÷ (h t)                34 ÷ t          full   2
 
     For ffn = 4 h; Megatron-LM's 18 + 4 ffn ÷ h (theoretical_memory_usage.py) is the 34 for any ffn.
-    Raises ValueError for another `recompute`.
+    Raises ValueError for another `recompute`, and for what is not a whole number of at least 1.
     """
+    for word, value in {"s": s, "b": b, "h": h, "a": a, "ffn": 1 if ffn is None else ffn, "t": t}.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+            raise ValueError(f"{word} is {value!r}; it must be a whole number of at least 1.")
     if recompute == "full":
         return 2.0 * s * b * h
     if recompute not in ("none", "selective"):

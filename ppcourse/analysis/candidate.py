@@ -7,7 +7,7 @@ from numbers import Real
 
 from ppcourse.analysis.activations import Recompute
 from ppcourse.analysis.hardware import GPU, Link, all_reduce_time
-from ppcourse.analysis.ledger import Ledger
+from ppcourse.analysis.ledger import Ledger, sized
 from ppcourse.analysis.memory import Sizes, held_by_formula, held_by_plan, static, tally
 from ppcourse.analysis.partition import partition
 from ppcourse.analysis.shape import LayerWork, Shape, per_stage
@@ -139,7 +139,7 @@ class Candidate:
         rank = max(range(self.p), key=taken.__getitem__)
         if taken[rank] <= usable:
             return None
-        need, may, short = (f"{size / 2**30:.1f} GiB" for size in (taken[rank], usable, taken[rank] - usable))
+        need, may, short = map(sized, (taken[rank], usable, taken[rank] - usable))
         least_ = "at least " if known else ""
         return taken[rank] - usable, f"rank {rank} takes {least_}{need}, and may take {may}: short by {least_}{short}."
 

@@ -4,8 +4,9 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import TypeVar
+
+from ppcourse.schedules.costs import is_size
 
 GB = 1e9  # a datasheet's GB are taken as 10⁹ bytes; drivers may show a little more
 
@@ -32,6 +33,8 @@ class GPU:
 
     def __post_init__(self) -> None:
         _check_positive("GPU", memory=self.memory, flops=self.flops)
+        object.__setattr__(self, "memory", float(self.memory))
+        object.__setattr__(self, "flops", float(self.flops))
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,10 @@ class Link:
     def __post_init__(self) -> None:
         if self.bandwidth != math.inf:
             _check_positive("Link", bandwidth=self.bandwidth)
-        if not (isinstance(self.latency, Real) and 0 <= self.latency < math.inf):
+        if not is_size(self.latency):
             raise ValueError(f"Link.latency is {self.latency!r}; it must be a finite number of at least 0.")
+        object.__setattr__(self, "bandwidth", float(self.bandwidth))
+        object.__setattr__(self, "latency", float(self.latency))
 
     def carry(self, size: float) -> float:
         """Seconds for a message of `size` bytes."""
@@ -72,7 +77,7 @@ def all_reduce_time(size: float, members: int, link: Link) -> float:
 
 def _check_positive(kind: str, **numbers: float) -> None:
     for word, number in numbers.items():
-        if not (isinstance(number, Real) and 0 < number < math.inf):
+        if not (is_size(number) and number > 0):
             raise ValueError(f"{kind}.{word} is {number!r}; it must be a finite number above 0.")
 
 

@@ -1,13 +1,11 @@
 """How much activation memory a plan makes each rank hold, counted in microbatches or in bytes."""
 
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
-from numbers import Real
 
 from ppcourse.schedules.action import Action, Op
-from ppcourse.schedules.costs import PerStage, per_stage
+from ppcourse.schedules.costs import PerStage, is_size, per_stage
 from ppcourse.schedules.schedule import Schedule
 from ppcourse.schedules.validate import check, demand_schedule
 
@@ -24,7 +22,7 @@ def in_flight(plan: Schedule, kept_for_w: float = 1.0) -> tuple[float, ...]:
     Raises ValueError if `kept_for_w` is not a number of at least 0.
     """
     demand_schedule(plan)
-    if not (isinstance(kept_for_w, Real) and 0 <= kept_for_w < math.inf):
+    if not is_size(kept_for_w):
         raise ValueError(f"kept_for_w is {kept_for_w!r}; it must be a share of at least 0 (1.0: I frees nothing).")
     share = plan.num_ranks / plan.num_stages
     with _told_by_the_rules(plan):

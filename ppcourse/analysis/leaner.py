@@ -23,10 +23,12 @@ def leaner(candidate: Candidate) -> Candidate | None:
     held, limits = _room(candidate)
     if min(limits) < 0:
         return None
-    memory = {"layer_memory": weights, "layer_stashed": stashed, "held": held, "limits": limits}
     times = [layer.total for layer in work]
     try:
-        cut = partition(times, place.num_stages, placement=place, patience=SEARCH, **memory)
+        cut = partition(
+            times, place.num_stages, placement=place, patience=SEARCH,
+            layer_memory=weights, layer_stashed=stashed, held=held, limits=limits,
+        )  # fmt: skip
     except ValueError:
         return None
     found = replace(candidate, cut=cut)

@@ -59,7 +59,7 @@ class Ledger:
 
     def tells(self, kind: str) -> bool:
         """Whether any rank knows the kind."""
-        return any(kind in row for row in self.rows)
+        return any(kind in tuple(row) for row in self.rows)
 
     def __str__(self) -> str:
         kinds = list(dict.fromkeys(kind for row in self.rows for kind in row))
@@ -84,6 +84,11 @@ def side_by_side(*ledgers: Ledger, kinds: Sequence[str] = ()) -> str:
     """
     if not ledgers:
         raise ValueError("Side by side go one or more ledgers; there are none.")
+    for each in ledgers:
+        if not isinstance(each, Ledger):
+            raise ValueError(
+                f"Side by side go ledgers, and {each!r} is none; take result.ledger, or ledger(plan, sizes)."
+            )
     several = len({each.name for each in ledgers}) > 1
     heads = [f"{each.name} {each.origin}" if several else str(each.origin) for each in ledgers]
     for kind in kinds:
@@ -112,6 +117,12 @@ def aligned(cells: Sequence[Sequence[str]]) -> str:
     """Rows of text as a table, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
+
+
+def sized(size: float) -> str:
+    """Bytes in the largest unit in which there is at least one: 4.5 MiB."""
+    unit, scale = _unit([size])
+    return f"{size / scale:.1f} {unit}"
 
 
 def _unit(numbers: Sequence[float]) -> tuple[str, float]:

@@ -34,7 +34,7 @@ def megatron_split(
             continue
         if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
             raise ValueError(f"{word} is {count!r}; it must be a whole number of at least 1.")
-    embedding, loss = bool(embedding), bool(loss)
+    num_layers, embedding, loss = int(num_layers), bool(embedding), bool(loss)
     uneven = {rank: size for rank, size in ((0, first), (num_ranks - 1, last)) if size is not None}
     if uneven and (embedding or loss):
         raise ValueError("first and last say how many layers a rank gets; embedding and loss cannot count there too.")

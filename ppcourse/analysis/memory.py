@@ -8,7 +8,7 @@ from ppcourse.analysis import formulas
 from ppcourse.analysis.buffers import Buffers, Link
 from ppcourse.analysis.ledger import KINDS, Ledger
 from ppcourse.analysis.sharing import Sharing, Turn
-from ppcourse.analysis.tied import Tied, counted_again
+from ppcourse.analysis.tied import Tied, check_rows, counted_again
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.channels import Channel, Traffic, channels, outgoing
 from ppcourse.schedules.costs import PerStage, check_size, per_stage
@@ -59,8 +59,7 @@ class Sizes:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in ("turns", "tied"):
-                for row in value:
-                    check_size(f"Sizes.{field.name}", row[1:] if field.name == "tied" else row)
+                check_rows(f"Sizes.{field.name}", value, Turn if field.name == "turns" else Tied)
             elif value is not None or field.name not in ("back", "trainable"):
                 check_size(f"Sizes.{field.name}", value, one_only=field.name.endswith("_bytes"))
 
@@ -159,8 +158,8 @@ def static(placement: Placement, sizes: Sizes) -> Iterator[tuple[float, float, f
         again = counted_again(sizes.tied, stages)
         each = zip(*(numbers[s] for s in stages), strict=True)
         weights, trained, buffers = (sum(all_) - less for all_, less in zip(each, again, strict=True))
-        held = weights * sizes.weight_bytes + buffers
-        yield held, trained * sizes.gradient_bytes, trained * sizes.optimizer_bytes
+        held = weights * float(sizes.weight_bytes) + buffers  # of a number of numpy's 32 bits, too
+        yield held, trained * float(sizes.gradient_bytes), trained * float(sizes.optimizer_bytes)
 
 
 def held_by_plan(plan: Schedule, sizes: Sizes, keep_outputs: bool = False) -> tuple[Held, ...]:

@@ -1,18 +1,18 @@
 """How many layers each stage gets."""
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from numbers import Integral, Real
+from typing import Any
 
 from ppcourse.analysis.rank_partition import PATIENCE, Fits, Load, least_busy
 from ppcourse.analysis.spread import least_spread
+from ppcourse.schedules.costs import is_size
 from ppcourse.schedules.placement import Placement, loop
 
 METHODS = ("uniform", "optimal", "max-minus-min")
-FLOAT_MAX = sys.float_info.max
 
 
 def partition(
@@ -168,11 +168,14 @@ def _numbers(
     name: str, value: float | Sequence[float] | None, count: int, of: str, default: float
 ) -> tuple[float, ...]:
     given = default if value is None else value
-    numbers = list(given) if isinstance(given, Iterable) else [given] * count
+    if isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0:  # an array without dimensions is one number
+        numbers: list[Any] = list(given)
+    else:
+        numbers = [given] * count
     if len(numbers) != count:
         raise ValueError(f"{name} has {len(numbers)} numbers for {count} {of}; give one for each.")
     for number in numbers:
-        if not ((isinstance(number, Real) and 0 <= number <= FLOAT_MAX) or number == math.inf):
+        if not (is_size(number) or number == math.inf):
             raise ValueError(f"{name} is {number!r}; it must be a number of at least 0.")
     return tuple(map(float, numbers))
 

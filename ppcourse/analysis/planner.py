@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import NamedTuple, TypeAlias
@@ -11,7 +11,7 @@ from ppcourse.analysis.activations import Recompute
 from ppcourse.analysis.candidate import Candidate, Cluster
 from ppcourse.analysis.hardware import GPU, GPUS, LINKS, Link, known
 from ppcourse.analysis.leaner import leaner
-from ppcourse.analysis.ledger import aligned
+from ppcourse.analysis.ledger import aligned, sized
 from ppcourse.analysis.shape import Shape
 from ppcourse.schedules import SCHEDULES, TWO_STAGES
 
@@ -20,6 +20,7 @@ BATCH, TOO_MANY = "that do not divide the batch", "with too many microbatches"
 CONDITIONS = "against a schedule's conditions"
 
 LEFT_OUT = ("naive", "zb-auto")  # never the best; planned for costs, which takes its time
+MOST_GPUS = 1_000_000
 STAGES_A_RANK = (2, 4, 8)  # tried where a schedule leaves v open
 CHOOSES_V = ("interleaved", "breadth-first")
 
@@ -89,7 +90,7 @@ HEAD = ("", "schedule", "p", "v", "replicas", "m", "each", "step", "bubble", "al
 def _cells(place: int, c: Candidate) -> Sequence[str]:
     counts = (str(place), c.schedule, *map(str, (c.p, c.v, c.data_parallel, c.m, c.microbatch)))
     shares = (f"{c.pipeline[1]:.1%}", f"{c.all_reduce_time / c.step_time:.1%}", f"{c.utilisation:.1%}")
-    return (*counts, f"{c.step_time:.3g} s", *shares, f"{c.ledger.peak / 2**30:.1f} GiB")
+    return (*counts, f"{c.step_time:.3g} s", *shares, sized(c.ledger.peak))
 
 
 def choose(
@@ -137,18 +138,21 @@ def choose(
     for word, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise ValueError(f"{word} is {value!r}; it must be a whole number of at least 1.")
+    if gpus > MOST_GPUS:
+        raise ValueError(f"gpus is {gpus!r}; it must be at most {MOST_GPUS:,}.")
     if not (isinstance(efficiency, Real) and 0 < efficiency <= 1):
         raise ValueError(f"efficiency is {efficiency!r}; it must be a share above 0 and up to 1.")
     if not (isinstance(headroom, Real) and 0 <= headroom < 1):
         raise ValueError(f"headroom is {headroom!r}; it must be a share of at least 0 and below 1.")
     cluster = Cluster(
-        gpus, known(gpu, GPUS, GPU), known(link, LINKS, Link), known(network, LINKS, Link), per_node,
-        efficiency, headroom,
+        int(gpus), known(gpu, GPUS, GPU), known(link, LINKS, Link), known(network, LINKS, Link), int(per_node),
+        float(efficiency), float(headroom),
     )  # fmt: skip
-    names = tuple(name for name in SCHEDULES if name not in LEFT_OUT) if schedules is None else tuple(schedules)
-    if not names or not set(names) <= set(SCHEDULES):
+    usual = tuple(name for name in SCHEDULES if name not in LEFT_OUT)
+    names = usual if schedules is None else tuple(schedules) if isinstance(schedules, Iterable) else ()
+    if not names or not all(name in tuple(SCHEDULES) for name in names):
         raise ValueError(f"schedules is {schedules!r}; name one or more of {', '.join(SCHEDULES)}.")
-    found = list(_all(shape, cluster, batch, names, most_microbatches, recompute, share_optimizer))
+    found = list(_all(shape, cluster, int(batch), names, most_microbatches, recompute, share_optimizer))
     candidates, slower = _ranked([each for each in found if isinstance(each, Candidate)], top)
     return Choice(cluster, batch, candidates, slower, tuple(each for each in found if isinstance(each, Refused)))
 

@@ -42,7 +42,8 @@ class Shape:
     hidden     width of the model             sequence   tokens in a sequence
     heads      attention heads                ffn        width of the feed-forward layers, 4 hidden by default
 
-    Activations are of 16 bits. Raises ValueError for what is not a whole number of at least 1.
+    Activations are of 16 bits. Raises ValueError for what is not a whole number of at least 1, and for a billion and
+    more (of layers: more than 10,000).
     """
 
     layers: int
@@ -59,6 +60,10 @@ class Shape:
                 continue
             if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
                 raise ValueError(f"Shape.{field.name} is {value!r}; it must be a whole number of at least 1.")
+            most = 10_000 if field.name == "layers" else 10**9
+            if int(value) > most:
+                raise ValueError(f"Shape.{field.name} is {value!r}; it must be at most {most:,}.")
+            object.__setattr__(self, field.name, int(value))
 
     @property
     def width(self) -> int:

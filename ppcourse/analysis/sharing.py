@@ -1,8 +1,11 @@
 """Where a stage hands over to the next on its own rank (the turn of a vee): nothing is copied, and nothing is sent.
 
 What both keep, one of its output and the other of its input, is there once, as are gradients that pass a stage
-unchanged. And what is handed over waits on the rank until it is used. Stages are looked at two by two: of three in a
-row on one rank, what the first and the third share is counted twice.
+unchanged. And what is handed over waits on the rank until it is used.
+
+Stages are looked at two by two. So of three in a row on one rank, what the first and the third share counts twice while
+the second does not keep it: after its I, where a plan of one's own puts off the W of the third. A ledger then says too
+much, never too little; no schedule here has three stages in a row on a rank and splits the backward.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,10 @@
 them once, with one gradient and one optimizer state.
 """
 
-from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ppcourse.schedules.costs import check_size
 
 
 class Tied(NamedTuple):
@@ -24,3 +26,13 @@ def counted_again(tied: Iterable[Tied], stages: Collection[int]) -> tuple[float,
         trained += more * each.trainable
         buffers += more * each.buffers
     return weights, trained, buffers
+
+
+def check_rows(name: str, rows: object, kind: type[tuple[Any, ...]]) -> None:
+    """Raise ValueError unless these are tuples of that kind, and their numbers are sizes."""
+    for row in rows if isinstance(rows, Sequence) else (rows,):
+        if not isinstance(row, kind):
+            raise ValueError(f"{name} is {rows!r}; it must be a list of {kind.__name__}, or () for none.")
+        for number in row:
+            if not isinstance(number, tuple):
+                check_size(name, number)

@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
             print(error, file=sys.stderr)
         return _end(here, 2)
     except (RankError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(error, *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return _end(here, 1)
     except KeyboardInterrupt:
         return _end(here, 130)
@@ -96,7 +96,9 @@ def _check(options: argparse.Namespace) -> None:
 def _with_a_pool(plan: Schedule, options: argparse.Namespace) -> int:
     done = train(plan, _model(options), _data(plan, options), **_common(plan, options), progress=sys.stderr.isatty())
     logs = _logs(done.losses, done.norms, done.step_times, done.message_bytes)
-    for number, log in enumerate(logs):
+    if done.begun:
+        _goes_on(done.begun, options)
+    for number, log in enumerate(logs[done.begun :], done.begun):
         _tell(number, log)
     return _close(plan, logs, options)
 
@@ -112,7 +114,7 @@ def _under_torchrun(here: Place, plan: Schedule, options: argparse.Namespace) ->
     def goes_on(story: Story) -> None:
         logs.extend(_logs(story.losses, story.norms, story.step_times))
         if here.rank == 0:
-            print(f"goes on after step {story.step}, from {options.checkpoint_dir}", flush=True)
+            _goes_on(story.step, options)
 
     given = _model(options), _data(plan, options), told
     train_here(here, plan, *given, **_common(plan, options), goes_on=goes_on, alike=_alike(options))
@@ -159,6 +161,10 @@ def _common(plan: Schedule, options: argparse.Namespace) -> dict[str, Any]:
         "seed": options.seed,
         "timeout": options.timeout,
     }
+
+
+def _goes_on(step: int, options: argparse.Namespace) -> None:
+    print(f"goes on after step {step}, from {options.checkpoint_dir}", flush=True)
 
 
 def _tell(number: int, log: StepLog) -> None:

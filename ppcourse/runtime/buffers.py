@@ -1,23 +1,22 @@
 """What layers keep from one forward to the next, so that each microbatch counts once, and for its own graph only.
 
-That is their buffers, and their attributes that are tensors or numbers. What lies in lists or objects is not seen.
+That is their buffers, and of their attributes what kept.py can see.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeGuard
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
-from ppcourse.runtime.together import copied, memory_of
+from ppcourse.runtime.kept import copies_of, is_kept, same, tensors_among
+from ppcourse.runtime.together import memory_of
 
 Buffers: TypeAlias = dict[tuple[nn.Module, str], Any]
 """{(module, name): the value of a buffer or attribute}"""
 
-NUMBERS = (bool, int, float, complex, type(None))
 OF_ALL_MODULES = frozenset(vars(nn.Module()))
 
 
@@ -42,8 +41,18 @@ class Renewed:
             self._written |= {key for key, (value, _) in before.items() if memory_of([value]) <= there}
 
 
+def stateful(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Those that may keep something. PyTorch's own have buffers for it, or hooks."""
+
+    def plain(module: nn.Module) -> bool:
+        hooks = module._forward_hooks or module._forward_pre_hooks
+        return type(module).__module__.startswith("torch.nn.") and not (module._buffers or hooks)
+
+    return [module for module in modules if not plain(module)]
+
+
 def tensors_kept(modules: Iterable[nn.Module]) -> list[Tensor]:
-    return [value for value in _all(modules).values() if isinstance(value, Tensor)]
+    return tensors_among(_all(modules).values())
 
 
 def copies(modules: Iterable[nn.Module]) -> Buffers:
@@ -53,7 +62,7 @@ def copies(modules: Iterable[nn.Module]) -> Buffers:
 
 def changed(before: Buffers) -> Buffers:
     """Those of the values that are no longer there."""
-    return {key: old for key, old in before.items() if not _same(old, _value(*key))}
+    return {key: old for key, old in before.items() if not same(old, _value(*key))}
 
 
 @contextmanager
@@ -73,7 +82,7 @@ def _all(modules: Iterable[nn.Module]) -> Buffers:
     for module in modules:
         found |= {(module, name): buffer for name, buffer in module._buffers.items()}
         for name, value in vars(module).items():
-            if name not in OF_ALL_MODULES and (isinstance(value, Tensor) or type(value) in NUMBERS):
+            if name not in OF_ALL_MODULES and is_kept(value):
                 found[module, name] = value
     return found
 
@@ -83,7 +92,7 @@ def _value(module: nn.Module, name: str) -> Any:
 
 
 def _copied(buffers: Buffers) -> Buffers:
-    return dict(zip(buffers, copied(list(buffers.values())), strict=True))
+    return dict(zip(buffers, copies_of(list(buffers.values())), strict=True))
 
 
 def _is_data(value: Any) -> TypeGuard[Tensor]:
@@ -94,9 +103,3 @@ def _put(buffers: Buffers) -> None:
     for (module, name), value in buffers.items():
         place = module._buffers if name in module._buffers else vars(module)
         place[name] = value
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    return one is other or (type(one) is type(other) and type(one) in NUMBERS and bool(one == other))

@@ -1,11 +1,5 @@
-"""Where ranks compute and which link carries their messages, and why. Loads no torch at the top: doctor() asks where
-torch may be broken.
-
-         tensors in         between
-shared   the CPU's memory   processes of one host, through memory that two ranks map
-gloo     the CPU's memory   any processes, over torch.distributed
-nccl     the GPUs' memory   ranks with a GPU each
-staged   the GPU's memory   ranks that share a GPU, through pinned memory of the host
+"""Where ranks compute and which link carries their messages, and why; link.py says how the links differ. Loads no torch
+at the top: doctor() asks where torch may be broken.
 """
 
 import functools

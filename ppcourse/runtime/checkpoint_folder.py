@@ -121,11 +121,14 @@ class Folder:
     def finish(self, story: Story) -> Path:
         """All ranks have written into `place`: the whole checkpoint, on the disk and by its name."""
         written, path = self.place(story.step), self.path / name_of(story.step)
-        with (written / STORY).open("w", encoding="utf-8") as file:
-            file.write(story.to_text())
-            file.flush()
-            os.fsync(file.fileno())
-        _sync(written)
+        try:
+            with (written / STORY).open("w", encoding="utf-8") as file:
+                file.write(story.to_text())
+                file.flush()
+                os.fsync(file.fileno())
+            _sync(written)
+        except OSError as error:  # such as a full disk, which of itself does not say where
+            raise OSError(error.errno, error.strerror, str(written)) from None
         self._remove(path)  # a damaged one that was passed over
         written.rename(path)
         _sync(self.path)

@@ -144,19 +144,35 @@ class _CutAtWeights(TorchFunctionMode):
 
 def _custom(function: type[autograd.Function], *args: Any, **kwargs: Any) -> Any:
     """What a custom autograd function returns."""
+    tensors = list(tensors_in([args, kwargs]))
+    if function is CheckpointFunction and (_gating or _checkpointed) and any(x.requires_grad for x in tensors):
+        run, preserve, *given = args  # as it is, this kind of checkpoint would run the weights' backward inside I
+        return checkpoint(_with_its_own(run), *given, use_reentrant=False, preserve_rng_state=preserve)
     if not _gating:
         return APPLY(function, *args, **kwargs)
-    tensors, splitter = list(tensors_in([args, kwargs])), _gating[-1]
-    if function is CheckpointFunction and any(x.requires_grad for x in tensors):
-        run, preserve, *given = args  # as it is, this kind of checkpoint would run the weights' backward inside I
-        return checkpoint(run, *given, use_reentrant=False, preserve_rng_state=preserve)
-    gates = _gates(splitter, tensors)
+    gates = _gates(_gating[-1], tensors)
     return APPLY(function, *_swap(args, gates), **_swap(kwargs, gates))
+
+
+def _with_its_own(run: Callable[..., Any]) -> Callable[..., Any]:
+    """What is checkpointed, so that checkpoints within are of the other kind too, also when it runs again at I."""
+
+    def inside(*given: Any) -> Any:
+        _checkpointed.append(run)
+        try:
+            with cuttable():
+                return run(*given)
+        finally:
+            _checkpointed.pop()
+
+    return inside
 
 
 _SEEN = classmethod(_custom)
 _gating: list[Splitter] = []
 """Of the cuts that are on, the innermost last."""
+_checkpointed: list[Callable[..., Any]] = []
+"""Of what runs under a checkpoint whose kind was changed, the innermost last."""
 
 
 def _gates(splitter: Splitter, tensors: Iterable[Tensor]) -> dict[int, Tensor]:

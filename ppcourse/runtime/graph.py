@@ -51,7 +51,3 @@ def aliases(inputs: Any) -> Any:
         return inputs
     alias: Callable[[Tensor], Tensor] = _Alias.apply
     return tree_map(lambda x: alias(x) if isinstance(x, Tensor) and x.requires_grad else x, inputs)
-
-
-def can_have_gradient(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()

@@ -8,9 +8,10 @@ from torch import nn
 from ppcourse.analysis.timeline import Span
 from ppcourse.runtime.autocast import Autocast, here
 from ppcourse.runtime.meter import Memory
-from ppcourse.runtime.stage import LossFunction
+from ppcourse.runtime.stage import NO_TWINS, LossFunction
 from ppcourse.runtime.tracing import NO_FILES, Files
 from ppcourse.runtime.training import Trainer
+from ppcourse.runtime.twins import Twins
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule
 
@@ -23,7 +24,7 @@ class Job:
     loss_fn   used where the last stage lives
     keep_sent keep what a stage has sent until its backward, to see what that costs
     trainer   makes and holds this rank's optimizer
-    copied    numbers of layers with buffers that live on other ranks too
+    twins     what other ranks hold too
     training  False: forward only, layers in eval mode, no gradients
     link      what carries messages: a sentence that begins with the link's name, as carriers.py makes it
     device    where this rank computes: "cpu", or "cuda:1"
@@ -44,7 +45,7 @@ class Job:
     link: str = "gloo"
     device: str = "cpu"
     files: Files = NO_FILES
-    copied: frozenset[int] = frozenset()
+    twins: Twins = NO_TWINS
     autocast: tuple[Autocast, ...] = field(default_factory=here)
 
 

@@ -26,7 +26,7 @@ from ppcourse.runtime.profile import partition_by_profile
 from ppcourse.runtime.result import Evaluation, Result, bytes_of
 from ppcourse.runtime.session import session
 from ppcourse.runtime.stage import End, LossFunction
-from ppcourse.runtime.statistics import check_statistics
+from ppcourse.runtime.statistics import check_statistics, twins_in
 from ppcourse.runtime.tracing import files_of
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule, forward_only
@@ -96,12 +96,12 @@ def run(
     batch = batch_of(inputs, targets, given, resolved.num_microbatches, kind, weight)
     made = cut(resolved, model, partition_by_profile(partition, resolved, model, batch, loss_fn))
     check_weights(made, loss_fn)
-    copied = check_statistics(made)
+    twins = check_statistics(made)
     probe(made, batch, loss_fn)
 
     def job(rank: int) -> Job:
         options = pace, memory, recompute, seed, None, keep_sent
-        told = Job(resolved, made.of_rank(rank), loss_fn, *options, copied=copied, link=carrier)
+        told = Job(resolved, made.of_rank(rank), loss_fn, *options, twins=twins, link=carrier)
         return replace(told, device=devices[rank], files=files[rank])
 
     with session(made, job, timeout) as ranks:
@@ -155,11 +155,10 @@ def evaluate(
         batch = batch_of(inputs, targets, given, m, kind, weight)
     judge = None if targets is None else loss_fn
     made = cut(resolved, model, partition_by_profile(partition, resolved, model, batch, judge))
+    options: dict[str, Any] = {"seed": seed, "training": False, "link": carrier, "twins": twins_in(made)}
 
     def job(rank: int) -> Job:
-        return Job(
-            resolved, made.of_rank(rank), judge, pace, seed=seed, training=False, link=carrier, device=devices[rank]
-        )
+        return Job(resolved, made.of_rank(rank), judge, pace, device=devices[rank], **options)
 
     with session(made, job, timeout) as ranks:
         reports = ranks.step(batch)

@@ -122,14 +122,15 @@ class Cut:
         """The weights that live on several ranks, in one order for all of them, as `rank` sees them."""
         found = []
         for names in self.aliases.values():
-            holders = {r: name for name in reversed(names) for r in self._holders(name)}
+            holders = {r: name for name in reversed(names) for r in self.holders(name)}
             if len(holders) > 1:
                 weight = self._weight(names[0])
                 counted = rank == min(holders)
                 found.append(Tie(holders.get(rank), counted, tuple(weight.shape), weight.dtype))
         return tuple(found)
 
-    def _holders(self, name: str) -> set[int]:
+    def holders(self, name: str) -> set[int]:
+        """The ranks that a weight of this name lives on."""
         stage = self._stage(name)
         return {self.plan.rank_of(stage, i) for i in range(self.plan.num_microbatches)}
 
@@ -182,7 +183,7 @@ def check_memory(cut: Cut) -> None:
     for group in groups([cut._weight(name) for name in cut.aliases]):
         for one, other in combinations(group, 2):
             first, second = names[id(one)], names[id(other)]
-            if cut._holders(first) != cut._holders(second) and overlap(one, other):
+            if cut.holders(first) != cut.holders(second) and overlap(one, other):
                 raise ValueError(
                     f"The weights {first} and {second} lie in one memory, but are two that live on different ranks;"
                     " make them one parameter, which both layers have."

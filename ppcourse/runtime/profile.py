@@ -4,7 +4,6 @@ Each layer runs as a stage of its own, in this process and with one thread, as r
 """
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -131,7 +130,7 @@ def profile(
     given = check_extras(extras, layers) if extras else {}
     if loss_fn is not None:
         check_function(loss_fn, "loss_fn", "torch.nn.functional.cross_entropy")
-    if not isinstance(budget, Real) or math.isnan(budget):
+    if not isinstance(budget, Real) or budget != budget:  # NaN
         raise ValueError(f"budget is {budget!r}; it must be a number of seconds, 2.0 for example.")
     try:
         run = Rounds(copy.deepcopy(layers), inputs, targets, loss_fn, given, seed)

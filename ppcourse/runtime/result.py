@@ -59,6 +59,7 @@ class Training:
 
     losses, norms    one a step: the loss, and the norm of all gradients before clipping
     step_times       seconds from the first action of each step to the last
+    begun            how many of these steps are behind that checkpoint; 0 without one
     state_dict       the trained weights and buffers, for nn.Sequential(*layers).load_state_dict
     timeline, peak_in_flight, ledger, bytes, messages: as in Result, of the last step; empty if a checkpoint
                      had them all
@@ -67,6 +68,7 @@ class Training:
     losses: Sequence[float]
     norms: Sequence[float] = field(repr=False)
     step_times: Sequence[float] = field(repr=False)
+    begun: int
     state_dict: Mapping[str, Tensor] = field(repr=False)
     timeline: Timeline
     peak_in_flight: tuple[float, ...]

@@ -129,9 +129,11 @@ class Saving:
                 self.folder.finish(self._story(done, history, parts))
             else:
                 self.folder.whole.append(self.folder.path / name_of(done))  # or soon there
-        except BaseException:
+        except BaseException as error:
             if self.owns:
                 self.folder.discard(done)
+            if isinstance(error, OSError):  # of the disk, not of a rank, which tells itself
+                error.add_note(self.last())
             raise
         self._done = done
 

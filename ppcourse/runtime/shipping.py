@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import cloudpickle
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import _inject_new_class, _inject_property, is_parametrized
 
 
 class Shipper(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, but code keeps the name of its file (cloudpickle 3.1 drops it), open files do not travel, and
-    tensors in one memory, a weight and a view of it, arrive in one."""
+    """cloudpickle, but code keeps the name of its file (cloudpickle 3.1 drops it), open files do not travel, layers
+    with parametrizations do, and tensors in one memory, a weight and a view of it, arrive in one."""
 
     def __init__(self, file: io.BytesIO) -> None:
         own = {
@@ -36,6 +37,12 @@ class Shipper(cloudpickle.Pickler):  # type: ignore[misc]
         self.files.add(code.co_filename)
         _, parts = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
         return _code_with_filename, (parts, code.co_filename)
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, nn.Module) and is_parametrized(value):  # of a class that refuses to be pickled
+            made_of = type(value).__base__
+            return _empty, (made_of,), vars(value), None, None, _parametrized
+        return super().reducer_override(value)
 
 
 class Order(NamedTuple):
@@ -146,6 +153,18 @@ def _untyped_storage(content: bytes) -> torch.UntypedStorage:
     if content:
         whole.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
     return whole.untyped_storage()
+
+
+def _empty(kind: type[nn.Module]) -> nn.Module:
+    return kind.__new__(kind)
+
+
+def _parametrized(layer: nn.Module, state: dict[str, Any]) -> None:
+    """What register_parametrization makes of a layer with this state."""
+    vars(layer).update(state)
+    _inject_new_class(layer)
+    for name in state["_modules"]["parametrizations"]:
+        _inject_property(layer, name)
 
 
 def _refuse(file: Any) -> Any:

@@ -1,26 +1,24 @@
 """One stage on its rank: forward, backward, and what is kept in between."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
-from ppcourse.runtime.buffers import Buffers, Renewed, as_before, changed, copies, tensors_kept
+from ppcourse.runtime.again import FirstRun
+from ppcourse.runtime.buffers import Renewed, stateful, tensors_kept
 from ppcourse.runtime.cutting import closed, cutting
 from ppcourse.runtime.extras import call, judge, taken_by
-from ppcourse.runtime.graph import Graph, aliases, can_have_gradient
-from ppcourse.runtime.handed_on import check_output, tensors_of
+from ppcourse.runtime.graph import Graph, aliases
+from ppcourse.runtime.handed_on import as_inputs, check_output, tensors_of
 from ppcourse.runtime.split import SplitError, Splitter
 from ppcourse.runtime.together import Unrelated, copied, memory_of
+from ppcourse.runtime.twins import Twins, Watch
 
 LossFunction = Callable[[Any, Any], Tensor]
-ONE_RANK = (
-    "and each copy would see some of the microbatches only; put it in eval mode, or take a plan that has each layer on"
-    " one rank."
-)
+NO_TWINS = Twins()
 
 
 class End(NamedTuple):
@@ -49,7 +47,7 @@ class Stage:
     seed          random numbers of a layer come from (seed, step, layer, microbatch) alone, so that neither the
                   cut nor the schedule changes them
     recompute     keep only the inputs of the stage, and run forward again before backward (Huang et al. 2019, §2.3)
-    copied        numbers of layers that live on other ranks too, so that their buffers must not change
+    twins         what other ranks hold too, so that forward must not change it
 
     extras        {microbatch: {name: what layers that take it by that name get}}, of this step
     whole         tensors that several microbatches get, of this step
@@ -64,7 +62,7 @@ class Stage:
         loss_fn: LossFunction | None,
         seed: int = 0,
         recompute: bool = False,
-        copied: Iterable[int] = (),
+        twins: Twins = NO_TWINS,
     ) -> None:
         self.layers, self.loss_fn = layers, loss_fn
         self.seed, self.recompute = seed, recompute
@@ -72,13 +70,14 @@ class Stage:
         self.owed: dict[int, Splitter | None] = {}
         self.begin(0)
         self.whole: Sequence[Tensor] = ()
-        self.copied = {number for number in copied if number in layers}
+        self._watch = Watch(layers, twins) if any(twins) else None
         self.generators: Sequence[torch.Generator] = (torch.default_generator,)  # on a GPU, that GPU's too
         self.autocast: Callable[[], AbstractContextManager[None]] = nullcontext
         self._takes = {number: taken_by([layer]) for number, layer in layers.items()}
         self._modules = [module for layer in layers.values() for module in layer.modules()]
         self._buffered = [module for module in self._modules if tensors_kept([module])]
         self._renewed = Renewed(self._buffered)
+        self._stateful, self._names = stateful(self._modules), names_of(layers)
 
     def begin(self, step: int, extras: Mapping[int, Mapping[str, Any]] | None = None) -> None:
         """Before each step."""
@@ -97,25 +96,24 @@ class Stage:
 
         split   backward will come as I and W: cut the graph for it
         """
-        keeps_graph = torch.is_grad_enabled() and not self.recompute
-        again = torch.is_grad_enabled() and self.recompute
+        trains = torch.is_grad_enabled()
+        keeps_graph, again = trains and not self.recompute, trains and self.recompute
         splitter = Splitter() if split else None
-        before = copies(self._modules) if again else copies(self._buffered) if keeps_graph and self.copied else {}
+        first = FirstRun(self.layers, self._stateful, self._names) if again else None
         renewed = self._renewed.for_one() if keeps_graph and self._buffered else nullcontext()
-        with torch.set_grad_enabled(keeps_graph), self.autocast(), renewed:
+        with self.autocast(), renewed, self._watch.watching() if self._watch else nullcontext():
             # layers, and the loss, may work in place, and running them again must find things as they came
             given, last = copied((inputs, end)) if again else (inputs, end)
             output, loss = self._compute(microbatch, given, last, splitter if keeps_graph else None)
-        then = changed(before)
-        self._check_copies(then)
         if loss is not None:
             self.losses.append(loss.detach())
         if keeps_graph:
             graph = Graph.of(tensors_of(output) if loss is None else [loss], splitter)
             self._keep(microbatch, inputs, lambda: graph)
-        elif again:
-            self._keep(microbatch, inputs, lambda: self._run_again(microbatch, inputs, end, splitter, then))
-            output = self._announce_gradients(inputs, output)
+        elif first:
+            first.ended(output if loss is None else loss)
+            self._keep(microbatch, inputs, lambda: self._run_again(microbatch, inputs, end, splitter, first))
+            output = as_inputs(output)  # without the graph, which has told what requires a gradient
         return output
 
     def backward(self, microbatch: int, grads: Sequence[Tensor | None] | None) -> list[Tensor | None]:
@@ -149,33 +147,17 @@ class Stage:
         own = self._memory | memory_of(tensors_kept(self._buffered))
         return value if own.isdisjoint(memory_of(tensors_of(value))) else copied(value)
 
-    def _check_copies(self, then: Buffers) -> None:
-        """Raise RuntimeError if a layer that other ranks hold too has changed its buffers: each copy would do so for
-        its own microbatches only."""
-        written = {module for (module, _), old in then.items() if isinstance(old, Tensor)}
-        for number in self.copied if written else ():
-            if not written.isdisjoint(self.layers[number].modules()):
-                name = f"Layer {number} ({type(self.layers[number]).__name__})"
-                raise RuntimeError(f"{name} keeps statistics in a tensor, but has a copy on another rank, {ONE_RANK}")
-
     def _keep(self, microbatch: int, inputs: Any, graph: Callable[[], Graph]) -> None:
         wanted = [leaf if leaf.requires_grad else None for leaf in tensors_of(inputs)]
         self.stash[microbatch] = Stash(wanted, graph)
 
-    def _announce_gradients(self, inputs: Any, output: Any) -> Any:
-        """Without a graph, say that all that may require a gradient does; where it turns out not to, it is dropped."""
-        if not self._weights and not any(tensor.requires_grad for tensor in tensors_of(inputs)):
-            return output
-        return tree_map(
-            lambda x: x.detach().requires_grad_(can_have_gradient(x)) if isinstance(x, Tensor) else x, output
-        )
-
     def _run_again(
-        self, microbatch: int, inputs: Any, end: End | None, splitter: Splitter | None, buffers: Buffers
+        self, microbatch: int, inputs: Any, end: End | None, splitter: Splitter | None, first: FirstRun
     ) -> Graph:
-        """F once more, this time with a graph; to `buffers` as they were, and without a trace in them."""
-        with as_before(buffers), self.autocast():
+        """F once more, this time keeping its graph; on what it found, and without a second trace of it."""
+        with first.found_again() as results, self.autocast():
             output, loss = self._compute(microbatch, inputs, end, splitter)
+            results += [output if loss is None else loss]
         return Graph.of(tensors_of(output) if loss is None else [loss], splitter)
 
     def _compute(
@@ -197,6 +179,15 @@ class Stage:
         loss = judge(self.loss_fn, value, end.target, self.whole)
         # what counts nothing may be 0 ÷ 0, with NaN for a gradient: a microbatch in which every target is ignored
         return value, loss * end.scale if end.scale else torch.zeros_like(loss.detach())
+
+
+def names_of(layers: Mapping[int, nn.Module]) -> dict[Tensor, tuple[int, str]]:
+    """{weight: (its first layer's number, its name there)}"""
+    found: dict[Tensor, tuple[int, str]] = {}
+    for number, layer in layers.items():
+        for name, weight in layer.named_parameters():
+            found.setdefault(weight, (number, name))
+    return found
 
 
 def seed_for(

@@ -8,13 +8,13 @@ from collections import defaultdict
 
 from torch.nn.modules.batchnorm import _NormBase
 
-from ppcourse.runtime.buffers import tensors_kept
+from ppcourse.runtime.buffers import stateful
 from ppcourse.runtime.prepare import Cut
-from ppcourse.runtime.stage import ONE_RANK
+from ppcourse.runtime.twins import ONE_RANK, Twins
 
 
-def check_statistics(cut: Cut) -> frozenset[int]:
-    """The numbers of the layers with buffers that several ranks hold: these buffers must stay as they are.
+def check_statistics(cut: Cut) -> Twins:
+    """What several ranks hold, which a forward must leave as it is.
 
     Raises ValueError if one of them is known to keep running statistics.
     """
@@ -26,20 +26,26 @@ def check_statistics(cut: Cut) -> frozenset[int]:
                 name, homes = f"Layer {number} ({type(layers[number]).__name__})", " and ".join(map(str, sorted(ranks)))
                 kind = type(module).__name__
                 raise ValueError(f"{name} keeps statistics ({kind}), but lives on ranks {homes}, {ONE_RANK}")
-    return frozenset(copied)
+    return twins_in(cut)
+
+
+def twins_in(cut: Cut) -> Twins:
+    """What several ranks hold of what may change: layers that can keep something, and weights."""
+    tied = (names for names in cut.aliases.values() if len(set().union(*map(cut.holders, names))) > 1)
+    return Twins(frozenset(_copied(cut)), frozenset(name for names in tied for name in names))
 
 
 def _copied(cut: Cut) -> dict[int, set[int]]:
-    """{number of a layer with buffers: its ranks}, for those that several ranks hold, or hold a part of."""
+    """{number of a layer that can keep something: its ranks}, for those that several ranks hold, or hold a part of."""
     homes: dict[int, set[int]] = defaultdict(set)
     placement = cut.plan.placement
-    buffered = {
-        number: [id(module) for module in layer.modules() if tensors_kept([module])]
+    keeping = {
+        number: [id(module) for module in stateful(layer.modules())]
         for layers in cut.stages
         for number, layer in layers.items()
     }
     for stage, layers in enumerate(cut.stages):
-        for module in (module for number in layers for module in buffered[number]):
+        for module in (module for number in layers for module in keeping[number]):
             homes[module] |= {placement.ranks[stage], *placement.opposite[stage : stage + 1]}
-    found = {number: set().union(*(homes[module] for module in modules)) for number, modules in buffered.items()}
+    found = {number: set().union(*(homes[module] for module in modules)) for number, modules in keeping.items()}
     return {number: ranks for number, ranks in found.items() if len(ranks) > 1}

@@ -128,7 +128,7 @@ def train_here(
     made = cut(plan, model, "uniform")
     check_weights(made, loss_fn)
     check_memory(made)
-    kind, copied = reduction_of(loss_fn, None), check_statistics(made)
+    kind, twins = reduction_of(loss_fn, None), check_statistics(made)
     with closing(saving_of(checkpoint_dir, checkpoint_every, layers_of(model), optimizer, seed, steps)) as saving:
         join()
         check_alike({**alike, "the link": carrier.partition(":")[0]})
@@ -146,9 +146,7 @@ def train_here(
         ask = asking(patience.order)
         try:
             owns = Trainer(optimizer, clip_norm, made.ties(place.rank))
-            job = Job(
-                plan, made.of_rank(place.rank), loss_fn, pace, seed=seed, trainer=owns, link=carrier, copied=copied
-            )
+            job = Job(plan, made.of_rank(place.rank), loss_fn, pace, seed=seed, trainer=owns, link=carrier, twins=twins)
             worker.open(replace(job, device=where))
             saving.restore(ask)
             for number, (inputs, targets) in coming:

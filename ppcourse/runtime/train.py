@@ -111,14 +111,12 @@ def train(
         made = cut(resolved, model, _partition(partition, resolved, model, first, loss_fn, saving.begun.step))
         check_weights(made, loss_fn)
         check_memory(made)
-        copied = check_statistics(made)
+        twins = check_statistics(made)
 
         def job(rank: int) -> Job:
             owns = Trainer(optimizer, clip_norm, made.ties(rank))
             options = pace, memory, recompute, seed, owns, keep_sent
-            return Job(
-                resolved, made.of_rank(rank), loss_fn, *options, copied=copied, link=carrier, device=places[rank]
-            )
+            return Job(resolved, made.of_rank(rank), loss_fn, *options, twins=twins, link=carrier, device=places[rank])
 
         log = _Log(carrier, places[0].partition(":")[0], saving)
         bar = functools.partial(tqdm, total=steps, initial=saving.begun.step, disable=not progress, unit="step")
@@ -194,6 +192,7 @@ class _Log:
             losses=tuple(self.losses),
             norms=tuple(self.norms),
             step_times=tuple(self.times),
+            begun=self.saving.begun.step,
             state_dict={name: value for state in states for name, value in state.items()},
             timeline=ranks.timeline(self.reports),
             device=self.device,

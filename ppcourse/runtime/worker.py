@@ -53,7 +53,7 @@ class Worker:
         move(job.loss_fn, job.device)
         last = job.plan.num_stages - 1
         self.stages = {
-            s: Stage(layers, job.loss_fn if s == last else None, job.seed, job.recompute, job.copied)
+            s: Stage(layers, job.loss_fn if s == last else None, job.seed, job.recompute, job.twins)
             for s, layers in job.layers.items()
         }
         self.model = nn.ModuleDict({str(n): layer for layers in job.layers.values() for n, layer in layers.items()})

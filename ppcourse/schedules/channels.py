@@ -90,8 +90,9 @@ def channels(plan: Schedule) -> dict[Channel, Traffic]:
             row = waits.rows[channel.source]
             sent[channel] = list(compress(row, map(goes.__getitem__, waits.lane[row.start : row.stop])))
         for channel, comes in _by_channel(uses).items():
-            row = slice(waits.rows[channel.destination].start, waits.rows[channel.destination].stop)
-            used[channel] = list(compress(waits.maker[row], map(comes.__getitem__, waits.lane[row])))
+            row = waits.rows[channel.destination]
+            makers, lanes = waits.maker[row.start : row.stop], waits.lane[row.start : row.stop]
+            used[channel] = list(compress(makers, map(comes.__getitem__, lanes)))
         return {channel: _traffic(waits, channel, places, used[channel]) for channel, places in sent.items() if places}
 
 

@@ -1,7 +1,7 @@
 """What an action and a hop take."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
 from typing import TypeAlias
@@ -80,18 +80,19 @@ def per_stage(name: str, value: PerStage, num_stages: int) -> tuple[float, ...]:
 def check_size(name: str, value: PerStage, one_only: bool = False) -> None:
     """Raise ValueError unless `value` is a finite number of at least 0, or a list of them where that is allowed."""
     for number in [value] if one_only or not isinstance(value, Sequence) else value:
-        if not _is_size(number):
+        if not is_size(number):
             lists = "" if one_only else ", or a list of one a stage"
             raise ValueError(f"{name} is {number!r}; it must be a finite number of at least 0{lists}.")
 
 
-def check_total(sums: Iterable[float]) -> None:
-    """Raise ValueError if numbers that are finite have been added up to more than a float holds."""
-    if not all(total < math.inf for total in sums):  # as is nan, what inf less inf makes
+def check_total(total: float) -> None:
+    """Raise ValueError if `total`, a sum of costs, is more than a float holds, or something in it was."""
+    if not total < math.inf:  # as is nan, what inf less inf makes
         raise ValueError("These costs add up to more than a number can hold, about 1.8e308; take a larger unit.")
 
 
-def _is_size(number: object) -> bool:
+def is_size(number: object) -> bool:
+    """Whether it is a finite number of at least 0, which a float can hold."""
     try:
         return isinstance(number, Real) and 0 <= float(number) < math.inf
     except OverflowError:  # a whole number that no float can hold

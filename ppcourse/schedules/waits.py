@@ -127,7 +127,7 @@ def waits_of(plan: Schedule) -> Waits:
     return waits
 
 
-def _whole(numbers: Sequence[int]) -> Sequence[int]:
+def _whole(numbers: tuple[int, ...]) -> tuple[int, ...]:
     """The same as ints, whatever stands for one. Raises TypeError for what is no whole number."""
     return numbers if type(sum(numbers)) is int else tuple(map(index, numbers))  # of ints the sum is one, and quick
 
