@@ -23,11 +23,14 @@ from hosts import TORCHRUN, NoHostsError, best, environment, free_port, held_to,
 from two_hosts import PLANS
 
 from ppcourse.cli import main
-from ppcourse.runtime import gpus, joining, saving_here, torchrun
-from ppcourse.runtime.checkpoint_folder import Folder, Story
-from ppcourse.runtime.joining import attempt, interface_towards
-from ppcourse.runtime.saving import Saving
-from ppcourse.runtime.saving_here import begin_here
+from ppcourse.runtime import torchrun
+from ppcourse.runtime.checkpoints import saving_here
+from ppcourse.runtime.checkpoints.checkpoint_folder import Folder, Story
+from ppcourse.runtime.checkpoints.saving import Saving
+from ppcourse.runtime.checkpoints.saving_here import begin_here
+from ppcourse.runtime.machine import gpus
+from ppcourse.runtime.processes import joining
+from ppcourse.runtime.processes.joining import attempt, interface_towards
 from ppcourse.runtime.torchrun import Patience, Place, carried, place
 from ppcourse.schedules.action import Action, Op
 
@@ -336,7 +339,7 @@ def test_all_ranks_are_told_that_rank_0_can_write_nothing(tmp_path: Path, monkey
 SCRIPT = """
 import os, signal, sys
 from ppcourse.cli import main
-from ppcourse.runtime.worker import Worker
+from ppcourse.runtime.processes.worker import Worker
 
 update = Worker.update
 
