@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ppcourse.runtime.kept import copies_of, is_kept, same, tensors_among
+from ppcourse.runtime.stages.kept import copies_of, is_kept, same, tensors_among
 
 Pair = namedtuple("Pair", "one other")
 

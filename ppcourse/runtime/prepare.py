@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from ppcourse.analysis.partition import partition as partition_layers
-from ppcourse.runtime.carriers import choose
 from ppcourse.runtime.layers import Model, layers_of
-from ppcourse.runtime.shipping import check_travels, weights_in
-from ppcourse.runtime.together import groups, overlap
+from ppcourse.runtime.links.carriers import choose
+from ppcourse.runtime.processes.shipping import check_travels, weights_in
 from ppcourse.runtime.training import Tie
+from ppcourse.runtime.values.together import groups, overlap
 from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Row, Schedule
