@@ -109,6 +109,17 @@ def case_of(seed: int) -> Case:
     return Case(plan, draw.choice(LINKS), ending, rank, action, by)
 
 
+class Countdown:
+    """Tells its n-th call. Not a number of the layer's: one that changes from F to F must not live on two ranks."""
+
+    def __init__(self, nth: int) -> None:
+        self.left = nth + 1
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+
 class Doomed(nn.Module):
     """y = tanh(Wx + b). On one rank, at its n-th forward, input gradient or weight gradient, something happens.
 
@@ -123,13 +134,14 @@ class Doomed(nn.Module):
         self.event: Callable[[], Any] | None = None
 
     def at(self, rank: int, op: Op, nth: int, event: Callable[[], Any], note: Path) -> None:
-        self.event, self.rank, self.op, self.nth, self.note, self.count = event, rank, op, nth, note, 0
+        self.event, self.rank, self.op, self.note, self.hooked = event, rank, op, note, False
+        self.is_time = Countdown(nth)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.event and dist.is_initialized() and dist.get_rank() == self.rank:
-            if self.op is Op.W and self.count == 0:
+            if self.op is Op.W and not self.hooked:
                 self.linear.weight.register_hook(self.tick)
-                self.count = 1
+                self.hooked = True
             elif self.op is Op.F:
                 self.tick()
         y = torch.tanh(self.linear(x))
@@ -138,10 +150,9 @@ class Doomed(nn.Module):
         return y
 
     def tick(self, grad: Any = None) -> None:
-        if self.nth == 0:
+        if self.is_time():
             self.note.write_text(str(time.time()))
             self.event()
-        self.nth -= 1
 
 
 def model_of(num_stages: int) -> list[nn.Module]:
