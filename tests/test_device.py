@@ -14,16 +14,19 @@ from toys import by_value, classifier, rows_of
 from virtual_gpu import Event, Host, VirtualGpu
 
 import ppcourse as pp
-from ppcourse.runtime import clock, device, worker
-from ppcourse.runtime.batch import End
+from ppcourse.runtime import clock
 from ppcourse.runtime.clock import Clock, Pace, StreamClock
-from ppcourse.runtime.ends import Arrival
 from ppcourse.runtime.interpreter import Interpreter
-from ppcourse.runtime.job import Job
-from ppcourse.runtime.lanes import Lanes, StreamLanes
-from ppcourse.runtime.link import Parcel
+from ppcourse.runtime.links.ends import Arrival
+from ppcourse.runtime.links.lanes import Lanes, StreamLanes
+from ppcourse.runtime.links.link import Parcel
+from ppcourse.runtime.machine import device
+from ppcourse.runtime.machine.moments import CudaMoments
 from ppcourse.runtime.meter import Meter
-from ppcourse.runtime.stage import Stage
+from ppcourse.runtime.processes import worker
+from ppcourse.runtime.processes.job import Job
+from ppcourse.runtime.stages.batch import End
+from ppcourse.runtime.stages.stage import Stage
 from ppcourse.runtime.tracing import Files, traced
 from ppcourse.schedules.channels import Kind
 
@@ -203,6 +206,39 @@ def test_a_moment_read_too_early_is_found_out(gpu: VirtualGpu) -> None:
         host.seconds(first, host.record())
 
 
+def test_moments_of_cuda_are_its_timed_events_on_the_gpus_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the calls: no GPU is here."""
+    calls: list[tuple[str, Any]] = []
+
+    class Timed:
+        def __init__(self, enable_timing: bool = False) -> None:
+            calls.append(("made", enable_timing))
+
+        def record(self, stream: Any) -> None:
+            calls.append(("recorded", stream))
+
+        def query(self) -> int:
+            return 1
+
+        def synchronize(self) -> None:
+            calls.append(("waited", self))
+
+        def elapsed_time(self, later: Any) -> float:
+            calls.append(("until", later))
+            return 250.0  # milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Timed)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: ("stream of", device))
+    gpu = torch.device("cuda", 3)
+    moments = CudaMoments(gpu)
+    first, second = moments.record(), moments.record()
+    assert calls == [("made", True), ("recorded", ("stream of", gpu))] * 2
+    assert moments.reached(first) is True
+    assert moments.seconds(first, second) == 0.25
+    moments.wait(second)
+    assert calls[4:] == [("until", second), ("waited", second)]
+
+
 def test_work_from_before_the_step_does_not_shift_its_clock(gpu: VirtualGpu) -> None:
     gpu.work("the optimizer", 50.0, [])
     ticks = StreamClock(Host(gpu))
@@ -346,7 +382,7 @@ def test_files_that_cannot_be_had_are_a_sentence(case: str, monkeypatch: pytest.
     options, part = WRONG[case]
     inputs, targets = rows_of(8)
     started: Callable[..., Any] = lambda *_: pytest.fail("a rank was started")  # noqa: E731
-    monkeypatch.setattr("ppcourse.runtime.session.pool_of", started)
+    monkeypatch.setattr("ppcourse.runtime.processes.session.pool_of", started)
     with pytest.raises(ValueError, match=part):
         pp.run("gpipe", classifier(), inputs, targets, loss_fn=F.cross_entropy, p=2, m=2, **options)
 

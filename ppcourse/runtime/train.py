@@ -13,14 +13,12 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from ppcourse.runtime.batch import Batch, batch_of, reduction_of, rows_of
-from ppcourse.runtime.carriers import choose
+from ppcourse.runtime.checkpoints.saving import Saving, saving_of
 from ppcourse.runtime.errors import briefly
-from ppcourse.runtime.extras import check_extras
-from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.launch import CROSS_ENTROPY, measured
+from ppcourse.runtime.layers import Model, layers_of
+from ppcourse.runtime.links.carriers import choose
 from ppcourse.runtime.prepare import (
-    Model,
     Plan,
     check_count,
     check_function,
@@ -29,17 +27,18 @@ from ppcourse.runtime.prepare import (
     check_trains,
     check_weights,
     cut,
-    layers_of,
     resolve_plan,
 )
+from ppcourse.runtime.processes.job import Job, Report
+from ppcourse.runtime.processes.ranks import START_TIMEOUT
+from ppcourse.runtime.processes.session import Session, session
 from ppcourse.runtime.profile import partition_by_profile
-from ppcourse.runtime.ranks import START_TIMEOUT
 from ppcourse.runtime.result import Training
-from ppcourse.runtime.saving import Saving, saving_of
-from ppcourse.runtime.session import Session, session
-from ppcourse.runtime.stage import LossFunction
-from ppcourse.runtime.statistics import check_statistics
+from ppcourse.runtime.stages.batch import Batch, batch_of, reduction_of, rows_of
+from ppcourse.runtime.stages.stage import LossFunction
+from ppcourse.runtime.stages.statistics import check_statistics
 from ppcourse.runtime.training import Trainer
+from ppcourse.runtime.values.extras import check_extras
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule
 
