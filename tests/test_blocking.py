@@ -19,6 +19,11 @@ def test_forwards_then_backwards_never_meet(p: int, m: int) -> None:
     assert blocking(build("naive", p, m)) is None
 
 
+def test_an_action_receives_before_it_sends() -> None:
+    """There and back between two ranks, and only one of them ever has something to send."""
+    assert blocking(Schedule.from_text("0F0 2F0 2B0 0B0\n1F0 3F0 3B0 1B0")) is None
+
+
 @pytest.mark.parametrize(("p", "m"), list(product([2, 3, 4, 8], [3, 4, 8])))
 def test_1f1b_hangs_where_a_forward_goes_down_while_a_backward_comes_up(p: int, m: int) -> None:
     found = blocking(build("1f1b", p, m))

@@ -107,6 +107,27 @@ def test_what_nobody_writes_into_stays_where_it_is() -> None:
     assert layer.times == layer.view == 3
 
 
+class Alternates(nn.Module):
+    """Writes into one buffer, and the next time into the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.register_buffer("even", torch.ones((), dtype=torch.float64))
+        self.register_buffer("odd", torch.ones((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        now = self.odd if self.calls % 2 else self.even
+        now *= 2
+        return x * now
+
+
+def test_what_was_written_into_once_stays_so() -> None:
+    """The third forward writes into what the first one's graph has saved, and the second one has left alone."""
+    assert_as_plain(pp.build("gpipe", 1, 4), [linear(4, 4), Alternates(), linear(4, 3)], 4)
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_tensor_that_changes_must_live_on_one_rank(recompute: bool) -> None:
     layers = [linear(4, 4), Remembers(), linear(4, 3)]

@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import Fact, built_plans, made, needed, plans, quick, random_orders
+from strategies import Fact, allowed, built_plans, made, needed, plans, quick, random_orders
 
-from ppcourse.schedules import build
+from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.channels import Channel, Kind, Message, channels, incoming, outgoing
 from ppcourse.schedules.schedule import Schedule, forward_only
@@ -95,6 +95,15 @@ def test_a_channel_lists_its_messages_in_the_order_of_the_rows(plan: Schedule) -
         used = [incoming(plan, action) for action in plan.rows[channel.destination]]
         assert list(traffic.sent) == [message for message in sent if message and message.channel == channel]
         assert list(traffic.used) == [message for message in used if message and message.channel == channel]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("p", "m"), [(2, 3), (4, 8)])
+def test_no_message_is_left_out(name: str, p: int, m: int) -> None:
+    """Of none of the two directions of DualPipe either, whose stages live on two ranks."""
+    plan = build(name, *allowed(name, p, m))
+    sent = [message for traffic in channels(plan).values() for message in traffic.sent]
+    assert sorted(sent) == sorted(expected_messages(plan))
 
 
 def test_forwards_alone_send_no_gradients() -> None:

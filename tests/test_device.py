@@ -23,6 +23,7 @@ from ppcourse.runtime.job import Job
 from ppcourse.runtime.lanes import Lanes, StreamLanes
 from ppcourse.runtime.link import Parcel
 from ppcourse.runtime.meter import Meter
+from ppcourse.runtime.moments import CudaMoments
 from ppcourse.runtime.stage import Stage
 from ppcourse.runtime.tracing import Files, traced
 from ppcourse.schedules.channels import Kind
@@ -201,6 +202,39 @@ def test_a_moment_read_too_early_is_found_out(gpu: VirtualGpu) -> None:
     gpu.work("0F0", 1.0, [])
     with pytest.raises(AssertionError, match="before it happened"):
         host.seconds(first, host.record())
+
+
+def test_moments_of_cuda_are_its_timed_events_on_the_gpus_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the calls: no GPU is here."""
+    calls: list[tuple[str, Any]] = []
+
+    class Timed:
+        def __init__(self, enable_timing: bool = False) -> None:
+            calls.append(("made", enable_timing))
+
+        def record(self, stream: Any) -> None:
+            calls.append(("recorded", stream))
+
+        def query(self) -> int:
+            return 1
+
+        def synchronize(self) -> None:
+            calls.append(("waited", self))
+
+        def elapsed_time(self, later: Any) -> float:
+            calls.append(("until", later))
+            return 250.0  # milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Timed)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: ("stream of", device))
+    gpu = torch.device("cuda", 3)
+    moments = CudaMoments(gpu)
+    first, second = moments.record(), moments.record()
+    assert calls == [("made", True), ("recorded", ("stream of", gpu))] * 2
+    assert moments.reached(first) is True
+    assert moments.seconds(first, second) == 0.25
+    moments.wait(second)
+    assert calls[4:] == [("until", second), ("waited", second)]
 
 
 def test_work_from_before_the_step_does_not_shift_its_clock(gpu: VirtualGpu) -> None:

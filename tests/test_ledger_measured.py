@@ -391,6 +391,7 @@ def test_the_optimizers_state_is_measured_where_there_is_one() -> None:
 def test_case_R63_no_peak_is_below_what_was_alive_before_the_step() -> None:  # noqa: N802
     result = measured("gpt", "1f1b")
     assert result.baseline_bytes == result.ledger.of(PARAMETERS)
+    assert f"baseline_bytes={result.baseline_bytes!r}" in repr(result)  # printed with the peaks
     for rank, row in enumerate(result.ledger.rows):
         assert result.peak_bytes[rank] >= result.baseline_bytes[rank] + row[ACTIVATIONS]
 

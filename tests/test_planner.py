@@ -59,6 +59,8 @@ def test_a_shape_counts_parameters_and_operations_by_hand() -> None:
     assert head.parameters == 512 * h + 2 * h
     assert SMALL.parameters == 2 * 512 * h + 2 * h + 6 * layer.parameters
     assert embedding.total == 0
+    # of a lookup: 8 bytes a number of a token, and the mask of its dropout; then the gradient, of 16 bits, instead
+    assert (embedding.stashed, embedding.kept_for_w) == (8 * tokens + tokens * h, 8 * tokens + 2 * tokens * h)
     assert head.forward == head.input_grad == head.weight_grad == 2 * tokens * 512 * h
     assert layer.forward == tokens * (24 * h * h + 4 * s * h)
     assert layer.input_grad == tokens * (24 * h * h + 8 * s * h + 4 * s * h)
@@ -494,8 +496,23 @@ def test_a_direction_of_nvlink_is_half_of_what_its_links_carry() -> None:
     assert [LINKS[f"nvlink{n}"].bandwidth for n in (2, 3, 4)] == [links * 25e9 for links in (6, 12, 18)]
 
 
+def test_presets_are_what_their_makers_print() -> None:
+    """Memory in GB; the peaks without sparsity, L4's as half of the one with it; four lanes of InfiniBand, in Gbit/s.
+    What a small message takes is assumed: twice as long between nodes as within one."""
+    memory = {"h200": 141, "h100": 80, "a100-80": 80, "a100-40": 40, "v100-32": 32, "v100-16": 16, "l4": 24}
+    assert {name: gpu.memory / 1e9 for name, gpu in GPUS.items()} == memory | {"rtx4090": 24}
+    assert GPUS["l4"].flops == 242e12 / 2
+    lanes = {"ndr": 4 * 100, "hdr": 4 * 50, "edr": 4 * 25, "ethernet100": 100}
+    networks = {name: link for name, link in LINKS.items() if link.latency == 20e-6}
+    assert {name: link.bandwidth * 8 / 1e9 for name, link in networks.items()} == lanes
+    inside = {"nvlink4", "nvlink3", "nvlink2", "pcie5", "pcie4", "pcie3"}
+    assert {name for name, link in LINKS.items() if link.latency == 10e-6} == inside
+    assert FREE.carry(1e12) == 0
+
+
 def test_a_direction_of_pcie_is_what_its_lanes_carry() -> None:
-    """16 lanes, 16 and 32 GT/s, 128 of 130 bits."""
+    """16 lanes, 8, 16 and 32 GT/s, 128 of 130 bits."""
+    assert LINKS["pcie3"].bandwidth / 1e9 == pytest.approx(15.75, abs=0.01)
     assert LINKS["pcie4"].bandwidth / 1e9 == pytest.approx(31.5, abs=0.02)
     assert LINKS["pcie5"].bandwidth / 1e9 == pytest.approx(63.0, abs=0.02)
 

@@ -18,7 +18,7 @@ from ppcourse.runtime import wire
 from ppcourse.runtime.batch import batch_of
 from ppcourse.runtime.models import gpt
 from ppcourse.runtime.prepare import sizes_of
-from ppcourse.runtime.profile import partition_by_profile
+from ppcourse.runtime.profile import LayerProfile, Profile, partition_by_profile
 from ppcourse.runtime.rounds import Rounds
 
 by_value(__name__)
@@ -372,6 +372,18 @@ def test_a_run_can_be_cut_by_a_profile() -> None:
     alone = pp.run(plan, layers, inputs, inputs, loss_fn=F.mse_loss, partition=(5, 1))
     assert_same(result, alone)
     assert len(spans) == 2
+
+
+def test_an_evaluation_is_cut_by_what_forwards_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first layer is light forward and heavy backward."""
+    layers = tuple(
+        LayerProfile(name, f, i, i, 1) for name, f, i in (("a", 1, 9), ("b", 1, 1), ("c", 1, 1), ("d", 3, 1))
+    )
+    monkeypatch.setattr("ppcourse.runtime.profile.profile", lambda *_, **__: Profile(layers, rounds=1))
+    model, batch = [linear()] * 4, batch_of(rows(), rows(), {}, 1, "mean", None)
+    plan = pp.build("1f1b", 2, 1)
+    assert partition_by_profile("profiled", plan, model, batch, F.mse_loss) == (1, 3)
+    assert partition_by_profile("profiled", pp.forward_only(plan), model, batch, F.mse_loss) == (3, 1)
 
 
 class Costly(torch.nn.Module):

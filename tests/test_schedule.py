@@ -85,6 +85,7 @@ class TestText:
                 "The plan names 0F9999999999, but has too few actions to reach",
             ),
             ("0F0 0B0\n9999999999F0", "The plan names 9999999999F0, but has too few actions"),
+            ("0F1", "The plan names 0F1, but has too few actions"),
         ],
     )
     def test_that_cannot_be_read_gets_a_sentence_that_says_where(self, text: str, where: str) -> None:
@@ -133,7 +134,12 @@ class TestRowsThatALearnerTyped:
     )
     def test_keep_a_stage_where_most_of_it_runs_so_that_one_slip_does_not_move_it(self, text: str) -> None:
         plan = Schedule.from_text(text)
-        assert [plan.rank_of(stage, 0) for stage in range(2)] == [0, 1]
+        for microbatch in range(plan.num_microbatches):
+            assert [plan.rank_of(stage, microbatch) for stage in range(2)] == [0, 1]
+
+    def test_keep_a_stage_with_as_many_forwards_on_either_rank_where_it_has_more_to_do(self) -> None:
+        assert Schedule.from_rows(["0F0", "0F1 0B0 0B1"]).rank_of(0, 0) == 1
+        assert Schedule.from_rows(["0F0 0B0", "0F1 0B1"]).rank_of(0, 0) == 0
 
     def test_may_leave_a_stage_out_which_then_is_looked_for_where_a_loop_has_it(self) -> None:
         plan = Schedule.from_rows(["0F0 0B0", "", "2F0 2B0"])

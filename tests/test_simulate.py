@@ -329,6 +329,14 @@ def test_messages_on_the_same_way_queue() -> None:
     assert [s.start for s in simulate(plan, Costs(1, comm=3)).by_rank[1]] == [4, 5, 6]
 
 
+def test_activations_and_gradients_share_a_way() -> None:
+    plan = Schedule.from_text("0F0 2F0 2B0 0F1 2F1 2B1 0B0 0B1\n1F0 1B0 1F1 1B1")
+    spans = {str(s.action): s for s in simulate(plan, Costs(1, 1, 0, size=30, bandwidth=10)).spans}
+    assert spans["1B0"].start == spans["2B0"].end + 3
+    assert spans["0F1"].end == spans["2B0"].end + 1
+    assert spans["1F1"].start == spans["2B0"].end + 3 + 3
+
+
 def test_messages_on_different_ways_do_not() -> None:
     plan = Schedule.from_text("0F0 0F1\n1F0 1F1\n2F0 2F1")
     costs = Costs(10, size=30, bandwidth=10)
@@ -467,6 +475,7 @@ TOO_LARGE = "These costs add up to more than a number can hold, about 1.8e308; t
         Costs(size=1e308, bandwidth=1e-9),
         Costs(overlap=1e308),
         Costs(3e306, 3e306, 3e306),  # each rank's end is a number, and the idle time of all ranks is none
+        Costs(input_grad=1e308, weight_grad=1e308, overlap=1),  # inf less inf, which is no number either
     ],
     ids=str,
 )
@@ -476,10 +485,12 @@ def test_costs_that_add_up_to_no_number_are_refused(costs: Costs) -> None:
 
 
 def test_large_costs_that_add_up_to_a_number_are_not() -> None:
-    timeline = simulate(build("1f1b", 4, 8), Costs(1e306, 1e306, 1e306))
+    timeline = simulate(build("1f1b", 4, 8), Costs(1e303, 1e303, 1e303))
     assert timeline.bubble_overhead == pytest.approx(3 / 8)
     with refused(TOO_LARGE):
-        simulate(build("1f1b", 4, 8), Costs(1e306), jitter=1e300)
+        simulate(build("1f1b", 4, 8), Costs(1e303), jitter=1e300)
+    with refused(TOO_LARGE):  # all ends add up to a number, 46 times this, and four makespans of 12 times this do not
+        simulate(build("1f1b", 4, 1), Costs(3.82e306, 3.82e306, 3.82e306))
 
 
 @pytest.mark.parametrize("wrong", [[1, 2], None, -0.1])

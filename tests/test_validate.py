@@ -37,6 +37,7 @@ BROKEN = [
     ("0F0 0F1 0I0 0B1", "missing", 0, -1, "Nobody runs 0W0; rank 0 should, which holds stage 0."),
     ("0F0 0F1 0W0 0B1", "missing", 0, -1, "Nobody runs 0I0; rank 0 should, which holds stage 0."),
     ("0F0 0B0\n1F0 1B0 1B1", "missing", 1, -1, "Nobody runs 1F1; rank 1 should, which holds stage 1."),
+    ("0F0 0F1\n1F0", "missing", 1, -1, "Nobody runs 1F1; rank 1 should, which holds stage 1."),
     ("0F0 1B0\n1F0 0B0", "wrong-rank", 0, 1, "Rank 0 runs 1B0, but stage 1 lives on rank 1."),
     ("0B0 0F0", "order", 0, 0, "Rank 0 runs 0B0 at position 0, but needs 0F0 for it, at position 1."),
     ("0F0 0W0 0I0", "order", 0, 1, "Rank 0 runs 0W0 at position 1, but needs 0I0 for it, at position 2."),
@@ -50,6 +51,14 @@ BROKEN = [
         1,
         "Deadlock: rank 0 stands at 0B0 and waits for 1B0, which rank 1 has only after 1F1;"
         " rank 1 stands at 1F1 and waits for 0F1, which rank 0 has only after 0B0.",
+    ),
+    (
+        "0F0 0F1+0B0 0B1\n1F1 1F0 1B0 1B1",
+        "deadlock",
+        0,
+        1,
+        "Deadlock: rank 0 stands at 0F1+0B0 and waits for 1B0, which rank 1 has only after 1F1;"
+        " rank 1 stands at 1F1 and waits for 0F1, which rank 0 stands at.",
     ),
     (
         "0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0\n2F0 2B0 2F1 2B1",
@@ -110,11 +119,11 @@ NO_ACTIONS = [
 def test_what_is_no_action_is_out_of_range(ask: Callable[[Schedule], object], wrong: Action) -> None:
     """In a plan built directly; what is read is looked at as it is read."""
     plan = build("gpipe", 1, 2)
-    plan = replace(plan, rows=((*plan.rows[0], wrong),))
+    plan = replace(plan, rows=((wrong, *plan.rows[0]),))
     right = "an action is a stage, one of F, B, I, W, and a microbatch, as in 2F0"
     sentence = f"Rank 0 runs {wrong!r}, but {right}."
     if ask is validate:
-        assert [tuple(violation) for violation in validate(plan)] == [("out-of-range", 0, 4, sentence)]
+        assert [tuple(violation) for violation in validate(plan)] == [("out-of-range", 0, 0, sentence)]
     else:
         with refused(sentence, ScheduleError):
             ask(plan)
@@ -170,7 +179,15 @@ def test_check_raises_the_first_violation_as_a_sentence() -> None:
         check(plan)
 
 
-@pytest.mark.parametrize("place", [(5, 0), (-1, 0), (0, -2), (0, 99)])
+def test_a_stage_that_lives_on_two_ranks_runs_each_microbatch_on_one_of_them() -> None:
+    plan = build("dualpipe", 4, 8)
+    (first, *rest), *between, last = plan.rows
+    moved = replace(plan, rows=(tuple(rest), *between, (first, *last)), overlapped=frozenset())
+    sentence = "Rank 3 runs 0F0, but stage 0 lives on rank 0 for microbatch 0."
+    assert [tuple(violation) for violation in validate(moved)] == [("wrong-rank", 3, 0, sentence)]
+
+
+@pytest.mark.parametrize("place", [(5, 0), (-1, 2), (0, -2), (0, 99)])  # -1: the last rank, for a list
 def test_a_pair_marked_where_nothing_is_is_told(place: tuple[int, int]) -> None:
     plan = replace(build("gpipe", 2, 3), overlapped=frozenset({place}))
     sentence = f"Rank {place[0]} overlaps a pair at position {place[1]} that is not an F and then a B."
@@ -295,8 +312,9 @@ def disagreements(seeds: range) -> tuple[list[str], Counter[str]]:
         base = build(name, *allowed(name, rng.randint(1, 4), rng.randint(1, 4)))
         if rng.random() < 0.5:
             base = random_order(rng, random_homes(rng), rng.randint(1, 3))
+        base = forward_only(base) if rng.random() < 0.1 else base
         mutant = mutated(rng, joined(rng, base) if rng.random() < 0.4 else base)
-        if rng.random() < 0.3:
+        if rng.random() < 0.3 and any(mutant.rows):
             mutant = mutated(rng, mutant)
         codes = {violation.code for violation in validate(mutant)}
         truth = verdict(mutant)

@@ -48,6 +48,9 @@ class Choice:
     candidates   the fastest, in the order of their step times
     slower       the other feasible ones, in the order of the least they can take; none is faster than any candidate
     refused      all others, each with its reason
+
+    Printed, a candidate's line says how many replicas of the pipeline there are, m microbatches of `each` sequences,
+    the bubble rate, the all-reduce's share of the step, what is used of the GPUs' peak, and the fullest rank's memory.
     """
 
     cluster: Cluster

@@ -2,7 +2,8 @@
 
 What it finds are the buffers and attributes of its layers, and the random numbers of Python and numpy (stage.py seeds
 those of torch). Weights are another matter: other microbatches use them. A layer that writes into its weights may run
-again if that changes nothing any more, as where rows of an embedding are held to a norm.
+again if that changes nothing any more, as where rows of an embedding are held to a norm. What is written through
+`.data` nobody sees, here as in all of PyTorch.
 """
 
 import random

@@ -2,15 +2,18 @@
 
     values       tensors, arrays, numbers, texts
     containers   lists, tuples, dictionaries, sets, deques, and objects of plain classes, with what lies in them
+    sources      of random numbers: Python's, numpy's and torch's generators
 
-All else (modules, functions, generators, what is written in C) is taken as it is, and counts as the same as long as it
+All else (modules, functions, what is written in C) is taken as it is, and counts as the same as long as it
 is the same thing.
 """
 
 import copy
+import pickle
+import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from types import ModuleType, SimpleNamespace
+from types import MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,8 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dt
 MAPS = (dict, OrderedDict, defaultdict, Counter)
 LISTS = (list, deque)
 SETS = (set, frozenset)
-VALUES = (*PLAIN, tuple, Tensor, np.ndarray)
+SOURCES = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+VALUES = (*PLAIN, *SOURCES, tuple, Tensor, np.ndarray)
 CONTAINERS = (*MAPS, *LISTS, *SETS)
 
 
@@ -60,6 +64,10 @@ def same(one: Any, other: Any, begun: frozenset[tuple[int, int]] = frozenset()) 
         return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
     if isinstance(one, PLAIN):
         return bool(one == other or (one != one and other != other))
+    if isinstance(one, torch.Generator):
+        return torch.equal(one.get_state(), other.get_state())
+    if isinstance(one, SOURCES):
+        return pickle.dumps(one) == pickle.dumps(other)
     if type(one) in SETS:
         return bool(one == other)
     if not is_kept(one):
@@ -79,18 +87,28 @@ def _same_tensor(one: Tensor, other: Tensor) -> bool:
 
 
 def _open(value: Any) -> bool:
-    """Whether an object is all that its __dict__ says: of a class written in Python, and nothing that is called."""
+    """Whether an object is all that its attributes say: of a class written in Python, and nothing that is called."""
     kind = type(value)
     new: Any = kind.__new__
     if isinstance(value, nn.Module | ModuleType) or callable(value):
         return False
     if new is not object.__new__ and kind is not SimpleNamespace:
         return False
-    return hasattr(value, "__dict__") and not any(getattr(base, "__slots__", ()) for base in kind.__mro__)
+    return bool(_attributes(value))
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Those in its __dict__, and in slots."""
+    found = dict(getattr(value, "__dict__", {}))
+    for base in type(value).__mro__:
+        for name, slot in vars(base).items() if "__slots__" in vars(base) else ():
+            if isinstance(slot, MemberDescriptorType) and hasattr(value, name):
+                found[name] = slot.__get__(value)
+    return found
 
 
 def _names(value: Any) -> list[Any]:
-    return list(value) if type(value) in MAPS else list(vars(value)) if _open(value) else []
+    return list(value) if type(value) in MAPS else list(_attributes(value)) if _open(value) else []
 
 
 def _is_name(one: Any, other: Any) -> bool:
@@ -102,7 +120,7 @@ def _parts(value: Any) -> list[Any]:
         return list(value.values())
     if isinstance(value, tuple) or type(value) in LISTS:
         return list(value)
-    return list(vars(value).values()) if _open(value) else []
+    return list(_attributes(value).values()) if _open(value) else []
 
 
 def _walk(values: Iterable[Any], found: dict[int, Any]) -> Iterator[Any]:
@@ -121,10 +139,13 @@ def _copy(value: Any, new: dict[int, Any]) -> Any:
     if isinstance(value, tuple):
         parts = [_copy(part, new) for part in value]
         made = value._make(parts) if hasattr(value, "_make") else type(value)(parts)
+    elif isinstance(value, SOURCES):
+        made = copy.deepcopy(value)
     elif _open(value):
         kind: Any = type(value)
         made = new[id(value)] = kind.__new__(kind)
-        vars(made).update({name: _copy(part, new) for name, part in vars(value).items()})
+        for name, part in _attributes(value).items():
+            object.__setattr__(made, name, _copy(part, new))
     else:
         made = new[id(value)] = copy.copy(value)
         places = range(len(made)) if type(value) in LISTS else list(made) if type(value) in MAPS else ()

@@ -10,17 +10,8 @@ from ppcourse.runtime.carriers import choose
 from ppcourse.runtime.errors import briefly
 from ppcourse.runtime.extras import check_extras
 from ppcourse.runtime.job import Job, Report
-from ppcourse.runtime.prepare import (
-    Model,
-    Plan,
-    check_function,
-    check_options,
-    check_trains,
-    check_weights,
-    cut,
-    layers_of,
-    resolve_plan,
-)
+from ppcourse.runtime.layers import Model, layers_of
+from ppcourse.runtime.prepare import Plan, check_function, check_options, check_trains, check_weights, cut, resolve_plan
 from ppcourse.runtime.probe import probe
 from ppcourse.runtime.profile import partition_by_profile
 from ppcourse.runtime.result import Evaluation, Result, bytes_of

@@ -29,7 +29,8 @@ from ppcourse.runtime.checkpoint_folder import Story
 from ppcourse.runtime.errors import Failure, RankError
 from ppcourse.runtime.job import Job
 from ppcourse.runtime.joining import join
-from ppcourse.runtime.prepare import check_memory, check_weights, cut, layers_of
+from ppcourse.runtime.layers import layers_of
+from ppcourse.runtime.prepare import check_memory, check_weights, cut
 from ppcourse.runtime.ranks import START_TIMEOUT
 from ppcourse.runtime.saving import Saving, saving_of
 from ppcourse.runtime.saving_here import asking, begin_here, gathered

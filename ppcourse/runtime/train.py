@@ -19,8 +19,8 @@ from ppcourse.runtime.errors import briefly
 from ppcourse.runtime.extras import check_extras
 from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.launch import CROSS_ENTROPY, measured
+from ppcourse.runtime.layers import Model, layers_of
 from ppcourse.runtime.prepare import (
-    Model,
     Plan,
     check_count,
     check_function,
@@ -29,7 +29,6 @@ from ppcourse.runtime.prepare import (
     check_trains,
     check_weights,
     cut,
-    layers_of,
     resolve_plan,
 )
 from ppcourse.runtime.profile import partition_by_profile

@@ -1,7 +1,7 @@
 """What an action and a hop take."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
 from typing import TypeAlias
@@ -85,9 +85,9 @@ def check_size(name: str, value: PerStage, one_only: bool = False) -> None:
             raise ValueError(f"{name} is {number!r}; it must be a finite number of at least 0{lists}.")
 
 
-def check_total(sums: Iterable[float]) -> None:
-    """Raise ValueError if numbers that are finite have been added up to more than a float holds."""
-    if not all(total < math.inf for total in sums):  # as is nan, what inf less inf makes
+def check_total(total: float) -> None:
+    """Raise ValueError if `total`, a sum of costs, is more than a float holds, or something in it was."""
+    if not total < math.inf:  # as is nan, what inf less inf makes
         raise ValueError("These costs add up to more than a number can hold, about 1.8e308; take a larger unit.")
 
 

@@ -55,6 +55,9 @@ def _row(n: int, h: int, each: int, first: int, second: int) -> list[Step]:
     n         ranks from an end to the middle; the rank holds stage h of stream 0 and stage 2n-1-h of stream 1
     far       ranks between it and the middle        near    ranks between it and the end, itself included
     each      microbatches of a stream               first, second    the first microbatch of streams 0 and 1
+
+        n = 2, each = 4     h = 0: F0 F0 F0 F1 I1 W F1 F0+B1 F1+B0 B1 F1+B0 B1 I0 W I0 W
+                            h = 1: F0 F1 F0 F1 F0 B1 F1+B0 F0+B1 F1+B0 B1 B0 I1 I0 W W
     """
     far, near = n - 1 - h, h + 1
     half, odd = divmod(near, 2)

@@ -126,7 +126,7 @@ def _problem(p: int, m: int, costs: Costs, memory_limit: float, kept_for_w: floa
         raise ValueError(f"memory_limit is {memory_limit!r}; it must be at least {least:g}, what one microbatch takes.")
     lasts = costs.durations(p)
     each = (lasts[Op.F], lasts[Op.I], lasts[Op.W])
-    check_total([10.0 * p * m * (sum(map(sum, each)) + 2 * costs.comm)])  # no sum of the search is larger
+    check_total(10.0 * p * m * (sum(map(sum, each)) + 2 * costs.comm))  # no sum of the search is larger
     return Problem(p, m, *each, float(costs.comm), float(memory_limit), float(kept_for_w))
 
 

@@ -14,6 +14,9 @@ def zb_v(p: int, m: int) -> Schedule:
     than p microbatches. The order is the same for all costs; its authors' program searches one for given
     costs, and found none that is shorter for the two sets of measured costs that it is published with.
 
+        p = 2, m = 4     rank 0: f0 f0 f0 f1 i1 w1 f1 i1 w1 f0 i0 w0 f1 i1 w1 i0 w0 f1 i1 w1 i0 w0 i0 w0 .
+                         rank 1: .  f0 f1 f0 f1 i1 w1 f0 i0 w0 f1 i1 w1 f0 i0 w0 f1 i1 i0 i1 i0 w0 w1 w1 w0
+
     p, m   ranks, microbatches
     r      rank
     f0     forward of chunk 0, stage r, on the way down; i0 and w0 its backward
