@@ -108,7 +108,7 @@ def test_what_nobody_writes_into_stays_where_it_is() -> None:
 
 
 class Alternates(nn.Module):
-    """Writes into one buffer, and the next time into the other."""
+    """Writes into one buffer, and the next time into the other; uses those that it has written into."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,11 +120,11 @@ class Alternates(nn.Module):
         self.calls += 1
         now = self.odd if self.calls % 2 else self.even
         now *= 2
-        return x * now
+        return x * self.odd if self.calls == 1 else x * self.odd * self.even
 
 
 def test_what_was_written_into_once_stays_so() -> None:
-    """The third forward writes into what the first one's graph has saved, and the second one has left alone."""
+    """The third forward writes into what the second one's graph has saved and the second one has left alone."""
     assert_as_plain(pp.build("gpipe", 1, 4), [linear(4, 4), Alternates(), linear(4, 3)], 4)
 
 

@@ -290,6 +290,19 @@ def test_the_round_that_warms_up_takes_nothing_off_the_budget(monkeypatch: pytes
     assert pp.profile([linear()], rows(), budget=math.inf).rounds == 50
 
 
+def test_recomputing_keeps_no_copy_of_a_buffer_that_nobody_changes() -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(1000, WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale[0]
+
+    sizes = pp.profile([linear(), Scaled(), linear()], rows(), budget=0.0).sizes([1, 1, 1], recompute=True)
+    assert sizes.of("stashed", 3) == (0, ACTIVATION, ACTIVATION)
+
+
 def test_weights_count_by_their_own_size() -> None:
     """Of all kinds the same: exactly as many as there are; half as large: half a weight."""
     layers = [linear().double(), linear().double()]

@@ -81,11 +81,11 @@ def train(
     clip_norm  the most that the norm of all gradients of all ranks together may be
     progress   show a progress bar
     checkpoint_dir, checkpoint_every
-               a folder for checkpoints, and after how many steps to write one (and at the end). If the folder has some,
-               training goes on from the newest that is whole, as if it had never ended: give the model, the seed and
-               all batches again, those done are skipped. The plan, p, m and v may be others. What an optimizer
-               remembers of each weight is kept; its settings, such as lr, are those given now. Of a layer, what its
-               state_dict has is kept
+               a folder for checkpoints, which one training has at a time, and after how many steps to write one (and
+               at the end). If the folder has some, training goes on from the newest that is whole, as if it had never
+               ended: give the model, the seed and all batches again, those done are skipped. The plan, p, m and v may
+               be others. What an optimizer remembers of each weight is kept; its settings, such as lr, are those given
+               now. Of a layer, what its state_dict has is kept
 
     The caller's model stays as it is; the trained weights are in the result's state_dict. If a later batch cannot be
     used, or `batches` raises an error, that error has what was trained until then, as its attribute `training`. The
