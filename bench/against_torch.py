@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from torch_side import TorchRanks, Work, first_step
 
 import ppcourse as pp
-from ppcourse.runtime import ranks
-from ppcourse.runtime.batch import batch_of, split_batch
 from ppcourse.runtime.data import batches, text_loss
-from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.models import gpt, mlp
 from ppcourse.runtime.prepare import check_options, cut
-from ppcourse.runtime.session import Session, session
+from ppcourse.runtime.processes import ranks
+from ppcourse.runtime.processes.job import Job, Report
+from ppcourse.runtime.processes.session import Session, session
+from ppcourse.runtime.stages.batch import batch_of, split_batch
 
 QUICK = "--quick" in sys.argv
 SCHEDULES = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2))

@@ -25,11 +25,11 @@ import torch.distributed as dist
 from torch import nn
 
 import ppcourse as pp
-from ppcourse.runtime import system
-from ppcourse.runtime.link import GlooLink
-from ppcourse.runtime.meeting import listen, meet
+from ppcourse.runtime.links.link import GlooLink
+from ppcourse.runtime.links.meeting import listen, meet
+from ppcourse.runtime.links.shared import Peer, SharedLink
+from ppcourse.runtime.machine import system
 from ppcourse.runtime.models import mlp
-from ppcourse.runtime.shared import Peer, SharedLink
 from ppcourse.schedules.channels import incoming
 
 SIZES = {"8 B": (8, 200), "64 KB": (2**16, 100), "1 MB": (2**20, 50), "100 MB": (100 * 2**20, 4)}  # bytes, rounds

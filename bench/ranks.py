@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 import ppcourse as pp
-from ppcourse.runtime import ranks
 from ppcourse.runtime.models import mlp
+from ppcourse.runtime.processes import ranks
 
 FIRST_RUN = """
 import time
 began = time.perf_counter()
 import ppcourse as pp
-from ppcourse.runtime.server import warm_up
+from ppcourse.runtime.processes.server import warm_up
 warm_up()  # as a notebook does at its import
 import torch
 layers = [torch.nn.Linear(8, 8) for _ in range(4)]

@@ -28,8 +28,8 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 import ppcourse as pp
 from ppcourse.analysis.timeline import Span, Timeline
-from ppcourse.runtime import system
 from ppcourse.runtime.clock import Clock, Pace
+from ppcourse.runtime.machine import system
 from ppcourse.runtime.meter import LiveBytes
 from ppcourse.schedules.action import Op
 

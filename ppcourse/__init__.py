@@ -63,16 +63,16 @@ if TYPE_CHECKING:
     from ppcourse.lab.progress import predict as predict
     from ppcourse.lab.progress import prediction as prediction
     from ppcourse.runtime.errors import RankError as RankError
-    from ppcourse.runtime.extras import Whole as Whole
     from ppcourse.runtime.launch import evaluate as evaluate
     from ppcourse.runtime.launch import run as run
     from ppcourse.runtime.profile import profile as profile
     from ppcourse.runtime.reference import reference_step as reference_step
     from ppcourse.runtime.train import train as train
+    from ppcourse.runtime.values.extras import Whole as Whole
 
 LATER = {
     "RankError": "ppcourse.runtime.errors",
-    "Whole": "ppcourse.runtime.extras",
+    "Whole": "ppcourse.runtime.values.extras",
     "run": "ppcourse.runtime.launch",
     "evaluate": "ppcourse.runtime.launch",
     "train": "ppcourse.runtime.train",
@@ -101,7 +101,7 @@ def __getattr__(name: str) -> Any:
 
 
 if "ipykernel" in sys.modules:  # in a notebook; elsewhere ranks start when they are needed
-    from ppcourse.runtime.server import warm_up
+    from ppcourse.runtime.processes.server import warm_up
 
     warm_up()
 

@@ -198,8 +198,8 @@ if played:
     print(f"latency about {min(seconds) * 1e6:.0f} µs, bandwidth about {4 * SIZES[-1] / seconds[-1] / 1e9:.1f} GB/s")
 
 # %% [markdown]
-# (Your function also adds 1 to each number, so a link between GPUs would do better than this, by far: NVLink carries
-# hundreds of gigabytes a second.)
+# (Your function also adds 1 to each number, so the link alone is a little faster. Between GPUs it is another world:
+# NVLink carries hundreds of gigabytes a second.)
 #
 # ## When nobody comes
 #

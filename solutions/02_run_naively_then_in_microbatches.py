@@ -221,7 +221,7 @@ scaled = pp.grade("2.2", scales)
 
 # %% tags=["nbval-check-output"]
 if scaled:
-    factors = scales([len(part) for part in parts], "mean")
+    factors = [float(factor) for factor in scales([len(part) for part in parts], "mean")]
     together = sum(factor * part.mean() for factor, part in zip(factors, parts, strict=True))
     print(*(f"{factor:g}" for factor in factors), f"give {together:.3f}")
 

@@ -1,6 +1,7 @@
 """A forward that runs again finds things as they were and leaves no second trace, or says why it cannot."""
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from toys import Does, assert_as_plain, by_value, linear, rows_of
 
 import ppcourse as pp
-from ppcourse.runtime.stage import Stage
+from ppcourse.runtime.stages.stage import Stage
 
 by_value(__name__)
 
@@ -24,21 +25,23 @@ class Statistics:
 
 
 class Remembers(nn.Module):
-    """Depends on all that it keeps: a list, a dictionary and an object, which the next layer has too."""
+    """Depends on all that it keeps: a list, a dictionary, a source of random numbers, and an object, which the next
+    layer has too."""
 
     def __init__(self, statistics: Statistics) -> None:
         super().__init__()
         self.calls, self.last, self.statistics = list[int](), dict[str, Tensor](), statistics
+        self.source = random.Random(5)
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls.append(len(x))
         self.statistics.seen.append(x.detach().mean())
         before = self.last.get("mean", torch.ones(()))
         self.last["mean"] = (before + x.detach().mean()) / 2
-        return x * len(self.calls) * before + sum(self.statistics.seen)
+        return x * len(self.calls) * before * self.source.random() + sum(self.statistics.seen)
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("plan", PLANS[1:], ids=str)
 def test_lists_dictionaries_and_objects_are_found_as_they_were(plan: tuple[str, int, int]) -> None:
     statistics = Statistics()
     two = nn.Sequential(Remembers(statistics), nn.Tanh(), Remembers(statistics))
@@ -59,12 +62,11 @@ class Hands(nn.Module):
         return x.sin()
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_a_desk_that_is_cleared_again_keeps_its_graph(recompute: bool) -> None:
+@pytest.mark.parametrize(("name", "recompute"), [("zb-h1", True), ("dualpipe", True), ("dualpipe", False)])
+def test_a_desk_that_is_cleared_again_keeps_its_graph(name: str, recompute: bool) -> None:
     desk = list[Tensor]()
     layers = [nn.Sequential(Hands(desk, False), nn.Tanh(), Hands(desk, True)), linear(4, 3)]
-    for plan in (*PLANS[:2], ("dualpipe", 2, 4)):
-        assert_as_plain(pp.build(*plan), layers, 4, recompute=recompute)
+    assert_as_plain(pp.build(name, 2, 4), layers, 4, recompute=recompute)
 
 
 # weights that a forward writes into
@@ -101,7 +103,7 @@ def test_what_would_be_written_twice_is_refused(case: str, plan: tuple[str, int,
     assert_as_plain(pp.build(*plan), layers, 4)
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("plan", PLANS[:2], ids=str)
 def test_what_changes_nothing_any_more_may_be_written_again(plan: tuple[str, int, int]) -> None:
     looks_up = nn.Sequential(Does(lambda at, x: x.abs().long().clamp(max=4)), nn.Embedding(5, 2, max_norm=0.1).double())
     held = Writes(lambda weight: weight.clamp_(max=1), True)

@@ -13,6 +13,7 @@ import ppcourse
 PACKAGE = Path(ppcourse.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = ["schedules", "analysis", "runtime", "lab", "cli"]  # in the order in which they may be imported
+FOLDERS = ["machine", "values", "links", "stages", "checkpoints", "processes"]  # of the runtime, in the same way
 PICTURES = {"matplotlib", "ipywidgets"}
 
 every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -62,6 +63,19 @@ def test_a_room_imports_only_from_rooms_before_it(path: Path) -> None:
     ours = {name for name in imported(path) if name.partition(".")[0] == "ppcourse"}
     rooms = {name.split(".")[1] if "." in name else "ppcourse itself" for name in ours}
     assert rooms <= allowed | ({"ppcourse itself"} if room == "cli" else set())
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_of_the_runtime_imports_only_from_folders_before_it(folder: str) -> None:
+    allowed = set(FOLDERS[: 1 + FOLDERS.index(folder)]) - ({"links"} if folder == "stages" else set())
+    paths = list((PACKAGE / "runtime" / folder).rglob("*.py"))
+    whole = {f"{name}." for path in paths for name in imported(path)}
+    assert {other for other in FOLDERS for name in whole if name.startswith(f"ppcourse.runtime.{other}.")} <= allowed
+    assert len(paths) > 1
+
+
+def test_every_folder_of_the_runtime_is_one_of_them() -> None:
+    assert {path.name for path in (PACKAGE / "runtime").iterdir() if path.is_dir()} - {"__pycache__"} == set(FOLDERS)
 
 
 @every_module

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from toys import by_value, classifier, linear, rows_of
 
 import ppcourse as pp
-from ppcourse.runtime.autocast import here, outside, within
+from ppcourse.runtime.stages.autocast import here, outside, within
 
 by_value(__name__)
 

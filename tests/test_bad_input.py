@@ -52,6 +52,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "m is 0": ({"m": 0}, ["m, the number of microbatches, is 0", "at least 1"]),
     "m is a word": ({"m": "four"}, ["m, the number of microbatches, is 'four'", "whole number"]),
     "v is 2": ({"v": 2}, ["v is 2", "gpipe has one stage a rank", "leave v out"]),
+    "weights have no shape": ({"model": [*MODEL, nn.LazyLinear(3)]}, ["Layer 6 (LazyLinear)", "no shape yet", "once"]),
     "more ranks than layers": ({"p": 7}, ["7 stages", "6 layers", OVER]),
     "a model without layers": ({"model": []}, ["no layer"]),
     "fewer rows than microbatches": ({"m": 9}, ["8 rows", "9 microbatches", "take m from 1 to 8"]),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from toys import Does, assert_as_plain, by_value, linear, plain, rows_of
 
 import ppcourse as pp
-from ppcourse.runtime.stage import Stage
+from ppcourse.runtime.stages.stage import Stage
 
 by_value(__name__)
 

@@ -15,12 +15,12 @@ from torch.utils.checkpoint import checkpoint
 from toys import assert_same, by_value, classifier, counted, loss_sum, no_rank_starts, rows_of, tied
 
 import ppcourse as pp
-from ppcourse.runtime import ranks
-from ppcourse.runtime import session as session_module
-from ppcourse.runtime.batch import batch_of
-from ppcourse.runtime.job import Job
 from ppcourse.runtime.prepare import cut
-from ppcourse.runtime.session import Session, session
+from ppcourse.runtime.processes import ranks
+from ppcourse.runtime.processes import session as session_module
+from ppcourse.runtime.processes.job import Job
+from ppcourse.runtime.processes.session import Session, session
+from ppcourse.runtime.stages.batch import batch_of
 from ppcourse.schedules.channels import channels
 from ppcourse.schedules.fewer import fewer
 

@@ -20,11 +20,11 @@ from torch.distributed.checkpoint import FileSystemReader
 from toys import by_value, classifier, no_rank_starts, rows_of, tied
 
 import ppcourse as pp
-from ppcourse.runtime import checkpoint_folder, checkpoint_lock
-from ppcourse.runtime.checkpoint import Part, save, sizes
-from ppcourse.runtime.checkpoint_folder import Folder, Story
-from ppcourse.runtime.checkpoint_lock import Lock
-from ppcourse.runtime.saving import History, saving_of
+from ppcourse.runtime.checkpoints import checkpoint_folder, checkpoint_lock
+from ppcourse.runtime.checkpoints.checkpoint import Part, save, sizes
+from ppcourse.runtime.checkpoints.checkpoint_folder import Folder, Story
+from ppcourse.runtime.checkpoints.checkpoint_lock import Lock
+from ppcourse.runtime.checkpoints.saving import History, saving_of
 from ppcourse.runtime.training import Trainer
 
 by_value(__name__)

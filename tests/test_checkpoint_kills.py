@@ -19,9 +19,9 @@ from test_checkpoint import ADAM, names_in, written
 from toys import by_value, classifier, rows_of
 
 import ppcourse as pp
-from ppcourse.runtime.checkpoint import Part, sizes
-from ppcourse.runtime.checkpoint_folder import Folder, Story, read
-from ppcourse.runtime.saving import History, Saving
+from ppcourse.runtime.checkpoints.checkpoint import Part, sizes
+from ppcourse.runtime.checkpoints.checkpoint_folder import Folder, Story, read
+from ppcourse.runtime.checkpoints.saving import History, Saving
 
 by_value(__name__)
 pytestmark = pytest.mark.thorough

@@ -14,17 +14,19 @@ from toys import by_value, classifier, rows_of
 from virtual_gpu import Event, Host, VirtualGpu
 
 import ppcourse as pp
-from ppcourse.runtime import clock, device, worker
-from ppcourse.runtime.batch import End
+from ppcourse.runtime import clock
 from ppcourse.runtime.clock import Clock, Pace, StreamClock
-from ppcourse.runtime.ends import Arrival
 from ppcourse.runtime.interpreter import Interpreter
-from ppcourse.runtime.job import Job
-from ppcourse.runtime.lanes import Lanes, StreamLanes
-from ppcourse.runtime.link import Parcel
+from ppcourse.runtime.links.ends import Arrival
+from ppcourse.runtime.links.lanes import Lanes, StreamLanes
+from ppcourse.runtime.links.link import Parcel
+from ppcourse.runtime.machine import device
+from ppcourse.runtime.machine.moments import CudaMoments
 from ppcourse.runtime.meter import Meter
-from ppcourse.runtime.moments import CudaMoments
-from ppcourse.runtime.stage import Stage
+from ppcourse.runtime.processes import worker
+from ppcourse.runtime.processes.job import Job
+from ppcourse.runtime.stages.batch import End
+from ppcourse.runtime.stages.stage import Stage
 from ppcourse.runtime.tracing import Files, traced
 from ppcourse.schedules.channels import Kind
 
@@ -380,7 +382,7 @@ def test_files_that_cannot_be_had_are_a_sentence(case: str, monkeypatch: pytest.
     options, part = WRONG[case]
     inputs, targets = rows_of(8)
     started: Callable[..., Any] = lambda *_: pytest.fail("a rank was started")  # noqa: E731
-    monkeypatch.setattr("ppcourse.runtime.session.pool_of", started)
+    monkeypatch.setattr("ppcourse.runtime.processes.session.pool_of", started)
     with pytest.raises(ValueError, match=part):
         pp.run("gpipe", classifier(), inputs, targets, loss_fn=F.cross_entropy, p=2, m=2, **options)
 

@@ -20,19 +20,19 @@ from torch import Tensor, nn
 from toys import assert_same, classifier, rows_of
 
 import ppcourse as pp
-from ppcourse.runtime import nccl
-from ppcourse.runtime import worker as workers
-from ppcourse.runtime.batch import batch_of
-from ppcourse.runtime.board import Board
-from ppcourse.runtime.device_link import AHEAD, DeviceLink, Ferry
 from ppcourse.runtime.errors import LinkError
-from ppcourse.runtime.job import Job
-from ppcourse.runtime.nccl import Nccl, communicators, in_one_order
+from ppcourse.runtime.links import nccl
+from ppcourse.runtime.links.device_link import AHEAD, DeviceLink, Ferry
+from ppcourse.runtime.links.nccl import Nccl, communicators, in_one_order
+from ppcourse.runtime.links.shared import Peer, SharedLink
+from ppcourse.runtime.links.staged import Staged
 from ppcourse.runtime.prepare import cut
+from ppcourse.runtime.processes import worker as workers
+from ppcourse.runtime.processes.board import Board
+from ppcourse.runtime.processes.job import Job
+from ppcourse.runtime.processes.worker import Worker
 from ppcourse.runtime.result import Result
-from ppcourse.runtime.shared import Peer, SharedLink
-from ppcourse.runtime.staged import Staged
-from ppcourse.runtime.worker import Worker
+from ppcourse.runtime.stages.batch import batch_of
 from ppcourse.schedules import SCHEDULES
 from ppcourse.schedules.channels import Channel, Kind, channels
 from ppcourse.schedules.schedule import Schedule

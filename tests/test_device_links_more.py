@@ -14,14 +14,14 @@ from test_device_links import Fleet, reference
 from toys import assert_same, classifier, rows_of
 
 import ppcourse as pp
-from ppcourse.runtime import links
-from ppcourse.runtime import worker as workers
-from ppcourse.runtime.device_link import DeviceLink, Form
-from ppcourse.runtime.nccl import Nccl, in_one_order
-from ppcourse.runtime.shared import Peer, SharedLink
-from ppcourse.runtime.staged import TO_HOST
-from ppcourse.runtime.streams import streams_of
-from ppcourse.runtime.wire import ALIGN
+from ppcourse.runtime.links import by_name as links
+from ppcourse.runtime.links.device_link import DeviceLink, Form
+from ppcourse.runtime.links.nccl import Nccl, in_one_order
+from ppcourse.runtime.links.shared import Peer, SharedLink
+from ppcourse.runtime.links.staged import TO_HOST
+from ppcourse.runtime.machine.streams import streams_of
+from ppcourse.runtime.processes import worker as workers
+from ppcourse.runtime.values.wire import ALIGN
 from ppcourse.schedules import SCHEDULES
 from ppcourse.schedules.channels import Channel, Kind, channels
 

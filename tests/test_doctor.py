@@ -8,9 +8,10 @@ import pytest
 
 from ppcourse.lab import doctor as module
 from ppcourse.lab.doctor import Report, doctor
-from ppcourse.runtime import carriers, gpus
+from ppcourse.runtime.links import carriers
+from ppcourse.runtime.machine import gpus
 from ppcourse.runtime.prepare import check_options
-from ppcourse.runtime.server import start_method
+from ppcourse.runtime.processes.server import start_method
 from ppcourse.schedules import build
 
 GIB = 2**30

@@ -567,6 +567,13 @@ def test_a_picked_question_comes_from_its_seed() -> None:
 # scores
 
 
+def test_an_answer_to_no_card_is_told_what_a_card_is(own_progress: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert drills.answer("bubble-rate", 3).right is None  # type: ignore[arg-type]
+    said = "○ 'bubble-rate' is no card; draw one first: card = drills.card('bubble-rate', seed=1)\n"
+    assert capsys.readouterr().out == said
+    assert not scores.scores(scores.CARDS)
+
+
 def test_answers_and_scores_are_kept_beside_exercises(own_progress: Path, capsys: pytest.CaptureFixture[str]) -> None:
     progress.record("3.1", solved=True)
     card = drills.card("bubble-rate", 2)

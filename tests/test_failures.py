@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from toys import by_value, classifier, is_gone, no_rank_starts, pids_of, rows_of, soon
 
 import ppcourse as pp
-from ppcourse.runtime import ranks
+from ppcourse.runtime.processes import ranks
 from ppcourse.schedules.action import Op
 
 by_value(__name__)

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import ppcourse as pp
-from ppcourse.runtime import gpus, joining, worker
-from ppcourse.runtime.carriers import choose
-from ppcourse.runtime.job import Job
+from ppcourse.runtime.links.carriers import choose
+from ppcourse.runtime.machine import gpus
+from ppcourse.runtime.processes import joining, worker
+from ppcourse.runtime.processes.job import Job
 from ppcourse.runtime.result import Result
 
 Machine = Callable[..., None]
@@ -43,8 +44,8 @@ def run(**options) -> Result:
 
 def test_case_R86_more_ranks_than_gpus_is_told_before_a_process_starts(machine, monkeypatch) -> None:  # noqa: N802
     machine(1)
-    monkeypatch.setattr("ppcourse.runtime.session.pool_of", lambda _: pytest.fail("a rank was started"))
-    monkeypatch.setattr("ppcourse.runtime.probe.pool_of", lambda _: pytest.fail("a rank was started"))
+    monkeypatch.setattr("ppcourse.runtime.processes.session.pool_of", lambda _: pytest.fail("a rank was started"))
+    monkeypatch.setattr("ppcourse.runtime.processes.probe.pool_of", lambda _: pytest.fail("a rank was started"))
     with pytest.raises(ValueError, match="p=4 needs 4 GPUs for NCCL, found 1") as told:
         run(link="nccl")
     for way in ("link='staged'", "device='cpu'", "p=1"):

@@ -1,7 +1,9 @@
 """What layers keep in attributes: copies that stay as they were, and every change seen."""
 
+import random
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ppcourse.runtime.kept import copies_of, is_kept, same, tensors_among
+from ppcourse.runtime.stages.kept import copies_of, is_kept, same, tensors_among
 
 Pair = namedtuple("Pair", "one other")
 
@@ -18,6 +20,21 @@ Pair = namedtuple("Pair", "one other")
 class Statistics:
     def __init__(self) -> None:
         self.total, self.seen = 0.0, [1, 2]
+
+
+class Base:
+    __slots__ = ("__hidden",)
+
+    def __init__(self) -> None:
+        self.__hidden = [0]
+
+    def more(self) -> None:
+        self.__hidden.append(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Slots(Base):
+    seen: list[int] = field(default_factory=list)
 
 
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
@@ -33,10 +50,15 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a name is another tensor": (lambda: {torch.ones(2): 1}, lambda x: x.update([x.popitem(), (torch.ones(2), 1)][1:])),
     "a set": (lambda: {1, 2}, lambda x: x.discard(1)),
     "a deque": (lambda: deque([1, 2], maxlen=2), lambda x: x.append(3)),
+    "Python's generator": (lambda: random.Random(1), lambda x: x.random()),
+    "numpy's generator": (lambda: np.random.default_rng(1), lambda x: x.random()),
+    "torch's generator": (lambda: torch.Generator().manual_seed(1), lambda x: torch.rand(1, generator=x)),
     "an array": (lambda: np.zeros(3), lambda x: x.__setitem__(0, 1)),
     "an object's number": (Statistics, lambda x: setattr(x, "total", 1.0)),
     "an object's list": (Statistics, lambda x: x.seen.append(3)),
     "an object gets an attribute": (lambda: SimpleNamespace(a=1), lambda x: setattr(x, "b", 1)),
+    "an object with slots": (Slots, lambda x: x.seen.append(1)),
+    "a slot that a base has": (lambda: (lambda x: [Base.__init__(x), x][1])(Base()), Base.more),
     "another type": (lambda: [1], lambda x: x.__setitem__(0, True)),
     "what lies in itself": (lambda: (lambda x: [x.append(x), x][1])([1]), lambda x: x.__setitem__(0, 2)),
 }
@@ -73,7 +95,7 @@ def test_one_thing_in_two_places_is_one_thing_in_the_copies() -> None:
 
 
 def test_modules_functions_and_what_is_written_in_c_are_left_alone() -> None:
-    things = [nn.Linear(2, 2), len, Statistics, iter([1]), torch.Generator()]
+    things = [nn.Linear(2, 2), len, Statistics, iter([1])]
     assert not any(map(is_kept, things))
     (inside,) = copies_of([things])
     assert all(one is other for one, other in zip(inside, things, strict=True))

@@ -97,7 +97,7 @@ SETUP = """
         return F.mse_loss(output, target)
 
     def rank_pids():
-        from ppcourse.runtime import ranks
+        from ppcourse.runtime.processes import ranks
         return [process.pid for pool in ranks._pools.values() if pool.healthy() for process in pool.processes]
 
     factor = 2.0

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from toys import assert_same, by_value, is_gone, pids_of, soon
 
 import ppcourse as pp
-from ppcourse.runtime import ranks
-from ppcourse.runtime.carriers import missing
+from ppcourse.runtime.links.carriers import missing
+from ppcourse.runtime.processes import ranks
 from ppcourse.schedules.action import Op
 
 by_value(__name__)

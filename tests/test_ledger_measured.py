@@ -12,9 +12,9 @@ import ppcourse as pp
 from ppcourse.analysis.buffers import GLOO_ROOM
 from ppcourse.analysis.ledger import KINDS
 from ppcourse.lab.gpu_check.memory import WHY
-from ppcourse.runtime import carriers
 from ppcourse.runtime.data import batches, text_loss
-from ppcourse.runtime.device_link import DeviceLink
+from ppcourse.runtime.links import carriers
+from ppcourse.runtime.links.device_link import DeviceLink
 from ppcourse.runtime.meter import (
     ACTIVATIONS,
     GRADIENTS,

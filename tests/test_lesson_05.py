@@ -2,9 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import jupytext
 import numpy as np
 import pytest
+import torch
+from torch import nn
 from verdicts import told
 
 import ppcourse as pp
@@ -414,3 +420,36 @@ def test_two_neighbouring_chunks_have_the_bubble_of_one() -> None:
         rows.append([f"{stage}{op}{i}" for _, op, i in one for stage in halves[op]])
     plan = pp.Schedule.from_rows(rows)
     assert pp.simulate(plan).bubble_overhead == pp.formulas.bubble_overhead(3, 6)
+
+
+# the cells behind them
+
+LESSON = Path(__file__).parents[1] / "solutions" / "05_interleave.py"
+
+
+def measured(name: str, p: int, m: int, v: int = 1, **_: Any) -> SimpleNamespace:
+    """What real ranks would say of a step, from its plan."""
+    held = pp.in_flight(pp.build(name, p=p, m=m, v=v))
+    return SimpleNamespace(messages=2 * (p * v - 1) * m, peak_in_flight=held, held_bytes=[1] * p)
+
+
+def stamped(*_: Any, **counts: int) -> SimpleNamespace:
+    homes = {layer: rank for rank in range(3) for layer in dealt(rank, 3, 2, 24)}
+    return SimpleNamespace(outputs=torch.tensor([[homes[layer] for layer in range(1, 25)]]))
+
+
+LAYERS, PRICES = "passports = pp.evaluate", "metered = {v: pp.run"
+
+
+@pytest.mark.parametrize(
+    ("part", "form"), [(LAYERS, tuple), (LAYERS, set), (LAYERS, np.array), (PRICES, list), (PRICES, np.array)]
+)
+def test_the_cell_behind_an_exercise_takes_every_form_that_is_solved(part: str, form: Callable[..., object]) -> None:
+    (source,) = [cell.source for cell in jupytext.read(LESSON).cells if cell.source.startswith(part)]
+    pipeline = SimpleNamespace(run=measured, evaluate=stamped, build=pp.build, in_flight=pp.in_flight)
+    answers = {
+        "layers_of": lambda *counts: form(dealt(*counts)),
+        "price": lambda p, m, v: form([2 * (p * v - 1) * m, pp.in_flight(pp.build("interleaved", p=p, m=m, v=v))[0]]),
+    }
+    before = {"pp": pipeline, "torch": torch, "Stamp": nn.Identity, "task": {}, "dealt": True, "priced": True}
+    exec(source, before | answers)

@@ -62,7 +62,7 @@ COMPUTE, NETWORK = ["0F1", "2B0", "2F1", "0B0"], ["3B0", "1F1", "1B0", "3F1"]
 
 
 def test_the_crossing_is_solved_in_any_form() -> None:
-    for answer in ([COMPUTE, NETWORK], (tuple(COMPUTE), tuple(NETWORK)), [" ".join(COMPUTE), " ".join(NETWORK)]):
+    for answer in ([COMPUTE, NETWORK], (tuple(COMPUTE), tuple(NETWORK))):
         assert pp.grade("7.2", answer)
 
 
@@ -102,6 +102,10 @@ WRONG_CROSSINGS = {
         "network runs 1B0 before 3B0; a microbatch keeps its own order.",
     ),
     "not all": ([COMPUTE[:3], NETWORK], "compute is ['0F1', '2B0', '2F1']; order these four: 0F1 2F1 2B0 0B0."),
+    "in one string": (
+        [" ".join(COMPUTE), NETWORK],
+        "compute is '0F1 2B0 2F1 0B0'; give a list of actions, as in ['2B0', '0B0', '0F1', '2F1'].",
+    ),
     "changed places": ([NETWORK, COMPUTE], f"compute is {NETWORK}; order these four: 0F1 2F1 2B0 0B0."),
     "one row": (COMPUTE, f"{COMPUTE} is not two rows, [compute, network]."),
     "a number": (3, "3 is not two rows, [compute, network]."),

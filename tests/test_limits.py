@@ -19,7 +19,7 @@ from toys import by_value
 
 import ppcourse as pp
 import ppcourse.runtime.result
-from ppcourse.runtime import probe, ranks
+from ppcourse.runtime.processes import probe, ranks
 
 by_value(__name__)
 MSE = nn.MSELoss()
@@ -208,7 +208,7 @@ def test_what_the_callers_own_code_raises_keeps_its_lines(batch) -> None:
 @pytest.mark.thorough
 def test_a_stopped_rank_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     script = """
-        import time, ppcourse.runtime.ranks as ranks
+        import time, ppcourse.runtime.processes.ranks as ranks
         print(*(process.pid for process in ranks.pool_of(2).processes), flush=True)
         time.sleep(60)
     """

@@ -16,12 +16,13 @@ from toys import assert_same, by_value, classifier, rows_of
 
 import ppcourse as pp
 from ppcourse.analysis.buffers import GLOO_ROOM
-from ppcourse.runtime import ends, wire
-from ppcourse.runtime.ends import Room, check_place, place_of
 from ppcourse.runtime.errors import LinkError
-from ppcourse.runtime.level import Level
-from ppcourse.runtime.link import GlooLink
-from ppcourse.runtime.wire import Head
+from ppcourse.runtime.links import ends
+from ppcourse.runtime.links.ends import Room, check_place, place_of
+from ppcourse.runtime.links.level import Level
+from ppcourse.runtime.links.link import GlooLink
+from ppcourse.runtime.values import wire
+from ppcourse.runtime.values.wire import Head
 from ppcourse.schedules.channels import Channel, Kind, Message, channels, window
 
 by_value(__name__)

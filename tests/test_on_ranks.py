@@ -16,7 +16,7 @@ from toys import by_value, is_gone, soon
 
 import ppcourse as pp
 from ppcourse.lab.on_ranks import CallError, HangError
-from ppcourse.runtime import ranks
+from ppcourse.runtime.processes import ranks
 
 by_value(__name__)
 pytestmark = pytest.mark.thorough

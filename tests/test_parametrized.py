@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from test_shipping import sent
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
-from toys import assert_as_plain, by_value, linear, rows_of
+from toys import assert_as_plain, by_value, linear, no_rank_starts, rows_of
 
 import ppcourse as pp
 
@@ -85,3 +85,13 @@ def test_training_goes_on_from_a_checkpoint(tmp_path: Any) -> None:
     fresh.load_state_dict(training.state_dict)
     torch.testing.assert_close(fresh[1].weight, expected[1].weight, rtol=1e-10, atol=1e-13)
     assert all(torch.equal(value, before[name]) for name, value in given.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_the_old_weight_norm_is_pointed_to_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [linear(4, 4), nn.utils.weight_norm(linear(4, 3))]
+    sentence = (
+        r"Layer 1 \(Linear\) keeps a tensor that was computed from weights.* as torch\.nn\.utils\.parametrizations do"
+    )
+    with no_rank_starts(monkeypatch), pytest.raises(ValueError, match=sentence):
+        pp.run("gpipe", layers, *rows_of(4), p=2, m=2, loss_fn=F.cross_entropy)

@@ -14,12 +14,12 @@ from strategies import refused
 from toys import assert_same, by_value, classifier, rows_of
 
 import ppcourse as pp
-from ppcourse.runtime import wire
-from ppcourse.runtime.batch import batch_of
 from ppcourse.runtime.models import gpt
 from ppcourse.runtime.prepare import sizes_of
 from ppcourse.runtime.profile import LayerProfile, Profile, partition_by_profile
 from ppcourse.runtime.rounds import Rounds
+from ppcourse.runtime.stages.batch import batch_of
+from ppcourse.runtime.values import wire
 
 by_value(__name__)
 ROWS, WIDTH = 4, 64

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from toys import classifier, is_gone, pids_of, rows_of, soon
 
 import ppcourse as pp
-from ppcourse.runtime import ranks, server
+from ppcourse.runtime.processes import ranks, server
 
 
 def run(p: int) -> None:
@@ -116,7 +116,7 @@ def test_ranks_that_are_up_can_still_agree_on_a_group_of_two() -> None:
 def test_nothing_is_left_of_a_process_killed_while_ranks_start(tmp_path: Path) -> None:
     killed = textwrap.dedent("""
         import os, signal
-        from ppcourse.runtime import ranks
+        from ppcourse.runtime.processes import ranks
         ranks.Pool._collect = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         ranks.Pool(2)
     """)
@@ -136,7 +136,7 @@ def test_what_has_not_started_leaves_no_process(monkeypatch: pytest.MonkeyPatch)
 
 TIDY = """
     import atexit, os
-    import ppcourse.runtime.tidy
+    import ppcourse.runtime.processes.tidy
 
     class Heavy:
         def __del__(self):

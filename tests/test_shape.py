@@ -1,5 +1,6 @@
 """The shape of a lesson: short cells, few words, pictures, and the same parts in each. Prints what it counts (-s)."""
 
+import ast
 import re
 import statistics
 from pathlib import Path
@@ -78,3 +79,52 @@ def test_every_lesson_has_the_same_parts(path: Path) -> None:
     assert 2 <= len(re.findall(r"^# ### Exercise", text, re.M)) <= 4
     assert re.search(r"interview", text)
     assert re.search(r"^# ## (Sources|Exit questions|Three exit questions|Three questions)", text, re.M)
+
+
+SCOPES = ast.FunctionDef | ast.ClassDef | ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+
+
+class Names(ast.NodeVisitor):
+    """The names of the notebook that a cell binds, and those that it reads and has not bound itself before."""
+
+    def __init__(self, source: str) -> None:
+        self.bound: set[str] = set()
+        self.read: set[str] = set()
+        self.visit(ast.parse(source))
+
+    def generic_visit(self, node: ast.AST) -> None:
+        if isinstance(node, SCOPES):
+            self._look_into(node)
+            return
+        parts = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Assign | ast.For):  # their targets come first, but are bound last
+            given = node.value if isinstance(node, ast.Assign) else node.iter
+            parts.sort(key=lambda part: part is not given)
+        for part in parts:
+            self.visit(part)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Store):
+            self.bound.add(node.id)
+        elif node.id not in self.bound:
+            self.read.add(node.id)
+
+    def _look_into(self, scope: ast.AST) -> None:
+        if isinstance(scope, ast.FunctionDef | ast.ClassDef):
+            self.bound.add(scope.name)
+        inside = [part for part in ast.walk(scope) if isinstance(part, ast.Name)]
+        own = {part.id for part in inside if isinstance(part.ctx, ast.Store)}
+        own |= {part.arg for part in ast.walk(scope) if isinstance(part, ast.arg)}
+        self.read |= {part.id for part in inside} - own - self.bound
+
+
+@every_lesson
+def test_what_waits_for_an_exercise_finds_what_it_needs_when_later_cells_have_run(path: Path) -> None:
+    """Who runs all cells first and solves then runs such a cell once more: nothing that it reads may be another's."""
+    cells = [Names(cell.source) for cell in jupytext.read(path).cells if cell.cell_type == "code"]
+    solved = set(re.findall(r"^(\w+) = pp\.grade\(", path.read_text(), re.M))
+    assert solved
+    for n, cell in enumerate(cells):
+        if cell.read & solved:
+            later = set().union(*(after.bound for after in cells[n + 1 :]))
+            assert not cell.read & later, (n, cell.read & later)

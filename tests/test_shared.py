@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from toys import by_value, classifier, no_rank_starts, rows_of, soon
 
 import ppcourse as pp
-from ppcourse.runtime import carriers, crates, wire
-from ppcourse.runtime.carriers import carrier
 from ppcourse.runtime.errors import LinkError
-from ppcourse.runtime.going import Afloat
-from ppcourse.runtime.meeting import listen, meet
-from ppcourse.runtime.shared import INLINE, Peer, SharedLink
+from ppcourse.runtime.links import carriers, crates
+from ppcourse.runtime.links.carriers import carrier
+from ppcourse.runtime.links.going import Afloat
+from ppcourse.runtime.links.meeting import listen, meet
+from ppcourse.runtime.links.shared import INLINE, Peer, SharedLink
+from ppcourse.runtime.values import wire
 from ppcourse.schedules.channels import Channel, Kind, Message, incoming
 
 by_value(__name__)

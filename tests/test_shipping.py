@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from toys import by_value
 
-from ppcourse.runtime.batch import split_batch
-from ppcourse.runtime.shipping import Order, check_travels, order
+from ppcourse.runtime.processes.shipping import Order, check_travels, order
+from ppcourse.runtime.stages.batch import split_batch
 
 by_value(__name__)
 FACTOR = 3

@@ -489,6 +489,8 @@ def test_large_costs_that_add_up_to_a_number_are_not() -> None:
     assert timeline.bubble_overhead == pytest.approx(3 / 8)
     with refused(TOO_LARGE):
         simulate(build("1f1b", 4, 8), Costs(1e303), jitter=1e300)
+    with refused(TOO_LARGE):  # all ends add up to a number, 46 times this, and four makespans of 12 times this do not
+        simulate(build("1f1b", 4, 1), Costs(3.82e306, 3.82e306, 3.82e306))
 
 
 @pytest.mark.parametrize("wrong", [[1, 2], None, -0.1])

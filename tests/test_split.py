@@ -12,9 +12,9 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from ppcourse.runtime.cutting import closed, cuttable, cutting
 from ppcourse.runtime.meter import LiveBytes
-from ppcourse.runtime.split import SplitError, Splitter
+from ppcourse.runtime.stages.cutting import closed, cuttable, cutting
+from ppcourse.runtime.stages.split import SplitError, Splitter
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
 

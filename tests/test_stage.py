@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from toys import assert_same, by_value, classifier, rows_of, tied
 
 import ppcourse as pp
-from ppcourse.runtime import stage as stage_module
 from ppcourse.runtime.models import gpt
-from ppcourse.runtime.stage import End, Stage
+from ppcourse.runtime.stages import stage as stage_module
+from ppcourse.runtime.stages.stage import End, Stage
 
 by_value(__name__)
 

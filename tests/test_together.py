@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from toys import Does, assert_as_plain, assert_same, by_value, classifier, linear, no_rank_starts, rows_of
 
 import ppcourse as pp
-from ppcourse.runtime import wire
-from ppcourse.runtime.handed_on import tensors_of
-from ppcourse.runtime.together import Bundle, bundled, copied, unbundled
+from ppcourse.runtime.values import wire
+from ppcourse.runtime.values.handed_on import tensors_of
+from ppcourse.runtime.values.together import Bundle, bundled, copied, unbundled
 
 by_value(__name__)
 

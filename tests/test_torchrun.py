@@ -23,11 +23,14 @@ from hosts import TORCHRUN, NoHostsError, best, environment, free_port, held_to,
 from two_hosts import PLANS
 
 from ppcourse.cli import main
-from ppcourse.runtime import gpus, joining, saving_here, torchrun
-from ppcourse.runtime.checkpoint_folder import Folder, Story
-from ppcourse.runtime.joining import attempt, interface_towards
-from ppcourse.runtime.saving import Saving
-from ppcourse.runtime.saving_here import begin_here
+from ppcourse.runtime import torchrun
+from ppcourse.runtime.checkpoints import saving_here
+from ppcourse.runtime.checkpoints.checkpoint_folder import Folder, Story
+from ppcourse.runtime.checkpoints.saving import Saving
+from ppcourse.runtime.checkpoints.saving_here import begin_here
+from ppcourse.runtime.machine import gpus
+from ppcourse.runtime.processes import joining
+from ppcourse.runtime.processes.joining import attempt, interface_towards
 from ppcourse.runtime.torchrun import Patience, Place, carried, place
 from ppcourse.schedules.action import Action, Op
 
@@ -225,6 +228,11 @@ def test_a_checkpoint_has_more_time_than_an_action_but_not_for_ever(
         patience.order("save")
     assert capsys.readouterr().err.startswith("Rank 1 failed between two actions: no progress for 20 s")
     assert len(quick_time) > 20
+    monkeypatch.setattr(Saves, "save", lambda self: "saved")
+    assert patience.order("save") == "saved"
+    quick_time.clear()
+    with pytest.raises(EndedError):  # the next batch may take as long as it likes
+        patience.run()
 
 
 # checkpoints
@@ -253,7 +261,12 @@ ONE_RANK = ("--schedule", "gpipe", *SMALL, "--steps", "5", "--checkpoint-every",
 def test_the_command_goes_on_from_a_checkpoint(alone: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     """As under torchrun, so with ranks of its own, and from one to the other."""
     there, here = (["train", *ONE_RANK, "--checkpoint-dir", str(tmp_path / name)] for name in ("there", "here"))
+    done: list[str] = []
+    monkeypatch.setattr(torchrun, "sleep_precisely", lambda: done.append("sleeps precisely"))
+    monkeypatch.setattr(torchrun.dist, "barrier", lambda: done.append("waits for all"))  # as its last act
     assert main([*there, "--steps", "3"]) == 0
+    assert done == ["sleeps precisely", "waits for all"]
+    assert torch.get_num_threads() == 1  # as in a pool
     assert capsys.readouterr().out.splitlines()[-2].startswith("step   3")
     assert main([*there, "--json", str(tmp_path / "there.json")]) == 0
     said = capsys.readouterr().out.splitlines()
@@ -326,7 +339,7 @@ def test_all_ranks_are_told_that_rank_0_can_write_nothing(tmp_path: Path, monkey
 SCRIPT = """
 import os, signal, sys
 from ppcourse.cli import main
-from ppcourse.runtime.worker import Worker
+from ppcourse.runtime.processes.worker import Worker
 
 update = Worker.update
 

@@ -9,8 +9,9 @@ import pytest
 from toys import no_rank_starts
 
 from ppcourse.cli import main
-from ppcourse.runtime import alike, torchrun
-from ppcourse.runtime.alike import check_alike
+from ppcourse.runtime import torchrun
+from ppcourse.runtime.processes import alike
+from ppcourse.runtime.processes.alike import check_alike
 
 command = importlib.import_module("ppcourse.cli.train")  # whose name in its package is the function's
 NUMBER = "it must be a whole number of at least 1"

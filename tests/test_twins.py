@@ -11,7 +11,7 @@ from toys import Does, Head, assert_as_plain, by_value, linear, rows_of
 
 import ppcourse as pp
 from ppcourse.runtime.prepare import cut
-from ppcourse.runtime.statistics import twins_in
+from ppcourse.runtime.stages.statistics import twins_in
 
 by_value(__name__)
 

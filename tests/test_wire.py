@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from ppcourse.runtime import wire
+from ppcourse.runtime.values import wire
 
 quick = settings(max_examples=30, deadline=None, derandomize=True)
 DTYPES = [

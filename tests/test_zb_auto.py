@@ -23,6 +23,7 @@ from strategies import quick, refused, unequal_costs
 
 from ppcourse.analysis.in_flight import in_flight
 from ppcourse.analysis.simulate import simulate
+from ppcourse.schedules import zb_repair
 from ppcourse.schedules.action import Op
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.placement import loop
@@ -495,3 +496,12 @@ def test_no_sweep_finds_what_repair_finds() -> None:
     recipes = [*_first_recipes(problem), *_targeted_recipes(problem, bound, 2 * bound)]
     assert min(Plan.of(problem, sweep(problem, recipe)).times.longest for recipe in recipes) == 68
     assert found == bound == 64
+
+
+def test_nothing_but_a_shake_leads_on_from_a_plan_that_no_single_move_makes_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = _problem(4, 4, Costs([2, 8, 1, 3], [9, 3, 2, 7], [5, 5, 4, 9], comm=1), 2.0, 1.0)
+    assert search(problem).times.longest == lower_bound(problem) == 108
+    monkeypatch.setattr(zb_repair, "PATIENCE", math.inf)
+    assert search(problem).times.longest == 121

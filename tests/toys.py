@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ppcourse as pp
-from ppcourse.runtime import ranks, session
+from ppcourse.runtime.processes import ranks, session
 
 SCHEDULES = ("naive", "gpipe", "1f1b")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ppcourse.runtime.checkpoint_folder import Story
+from ppcourse.runtime.checkpoints.checkpoint_folder import Story
 from ppcourse.runtime.data import batches, text_loss
 from ppcourse.runtime.errors import RankError
 from ppcourse.runtime.models import gpt

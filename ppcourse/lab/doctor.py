@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 if TYPE_CHECKING:
-    from ppcourse.runtime.carriers import Choice
+    from ppcourse.runtime.links.carriers import Choice
 
 OLDEST_TORCH = (2, 10)
 GIB = 2**30
@@ -82,9 +82,9 @@ class Report:
 
 def doctor(ranks: tuple[int, ...] = (1, 2, 4, 8)) -> Report:
     """What this machine can do, and what runs of these numbers of ranks would use here. CUDA is not started."""
-    from ppcourse.runtime import gpus
-    from ppcourse.runtime.carriers import choose
-    from ppcourse.runtime.server import start_method
+    from ppcourse.runtime.links.carriers import choose
+    from ppcourse.runtime.machine import gpus
+    from ppcourse.runtime.processes.server import start_method
 
     chosen = {p: choose("auto", "auto", p) for p in ranks}
     cores, memory, limit = _cores(), psutil.virtual_memory(), _memory_limit()
@@ -144,7 +144,7 @@ def _temp_dir() -> str:
 
 
 def _nccl() -> str:
-    from ppcourse.runtime import gpus
+    from ppcourse.runtime.machine import gpus
 
     version = gpus.nccl_version()
     if not version:

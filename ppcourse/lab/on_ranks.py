@@ -17,10 +17,10 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from ppcourse.lab.guard import last_own_line
-from ppcourse.runtime.call import Standing
 from ppcourse.runtime.errors import RankError, briefly
-from ppcourse.runtime.ranks import Pool
-from ppcourse.runtime.shipping import check_travels, order
+from ppcourse.runtime.processes.call import Standing
+from ppcourse.runtime.processes.ranks import Pool
+from ppcourse.runtime.processes.shipping import check_travels, order
 
 PATIENCE = 5.0  # seconds more for a rank to say where it stands
 MOST = 16  # ranks

@@ -16,7 +16,7 @@ from ppcourse.analysis.planner import choose
 from ppcourse.analysis.shape import Shape
 from ppcourse.runtime.profile import profile
 from ppcourse.runtime.result import Result
-from ppcourse.runtime.stage import LossFunction
+from ppcourse.runtime.stages.stage import LossFunction
 from ppcourse.schedules.schedule import Schedule
 
 BUDGET = 0.3  # seconds for a profile of which only the bytes are used

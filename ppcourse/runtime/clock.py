@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from ppcourse.runtime.moments import Moments
+from ppcourse.runtime.machine.moments import Moments
 from ppcourse.schedules.action import Action
 from ppcourse.schedules.costs import Costs
 

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 
 from ppcourse.analysis.timeline import Span
-from ppcourse.runtime.batch import whole_of
-from ppcourse.runtime.board import Board, State
 from ppcourse.runtime.clock import Clock
-from ppcourse.runtime.cutting import cuttable
-from ppcourse.runtime.ends import Arrival
-from ppcourse.runtime.handed_on import as_inputs, check_crosses
-from ppcourse.runtime.lanes import Lanes
-from ppcourse.runtime.link import Link, Parcel
+from ppcourse.runtime.links.ends import Arrival
+from ppcourse.runtime.links.lanes import Lanes
+from ppcourse.runtime.links.link import Link, Parcel
 from ppcourse.runtime.meter import Between, Meter
-from ppcourse.runtime.stage import End, Stage
-from ppcourse.runtime.together import bundled, unbundled
+from ppcourse.runtime.processes.board import Board, State
+from ppcourse.runtime.stages.batch import whole_of
+from ppcourse.runtime.stages.cutting import cuttable
+from ppcourse.runtime.stages.stage import End, Stage
+from ppcourse.runtime.values.handed_on import as_inputs, check_crosses
+from ppcourse.runtime.values.together import bundled, unbundled
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.channels import Kind, consumer, incoming, outgoing
 from ppcourse.schedules.schedule import Schedule

@@ -5,29 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ppcourse.runtime.batch import Batch, batch_of, join, reduction_of, split_batch, split_extras
-from ppcourse.runtime.carriers import choose
 from ppcourse.runtime.errors import briefly
-from ppcourse.runtime.extras import check_extras
-from ppcourse.runtime.job import Job, Report
-from ppcourse.runtime.prepare import (
-    Model,
-    Plan,
-    check_function,
-    check_options,
-    check_trains,
-    check_weights,
-    cut,
-    layers_of,
-    resolve_plan,
-)
-from ppcourse.runtime.probe import probe
+from ppcourse.runtime.layers import Model, layers_of
+from ppcourse.runtime.links.carriers import choose
+from ppcourse.runtime.prepare import Plan, check_function, check_options, check_trains, check_weights, cut, resolve_plan
+from ppcourse.runtime.processes.job import Job, Report
+from ppcourse.runtime.processes.probe import probe
+from ppcourse.runtime.processes.session import session
 from ppcourse.runtime.profile import partition_by_profile
 from ppcourse.runtime.result import Evaluation, Result, bytes_of
-from ppcourse.runtime.session import session
-from ppcourse.runtime.stage import End, LossFunction
-from ppcourse.runtime.statistics import check_statistics, twins_in
+from ppcourse.runtime.stages.batch import Batch, batch_of, join, reduction_of, split_batch, split_extras
+from ppcourse.runtime.stages.stage import End, LossFunction
+from ppcourse.runtime.stages.statistics import check_statistics, twins_in
 from ppcourse.runtime.tracing import files_of
+from ppcourse.runtime.values.extras import check_extras
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule, forward_only
 

@@ -11,17 +11,17 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from ppcourse.analysis.partition import partition as partition_layers
-from ppcourse.runtime.carriers import choose
-from ppcourse.runtime.shipping import check_travels, weights_in
-from ppcourse.runtime.together import groups, overlap
+from ppcourse.runtime.layers import Model, layers_of
+from ppcourse.runtime.links.carriers import choose
+from ppcourse.runtime.processes.shipping import check_travels, weights_in
 from ppcourse.runtime.training import Tie
+from ppcourse.runtime.values.together import groups, overlap
 from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Row, Schedule
 from ppcourse.schedules.validate import check
 
 Plan: TypeAlias = Schedule | str | Sequence[Row]
-Model: TypeAlias = nn.Sequential | Sequence[nn.Module]
 
 
 def resolve_plan(plan: Plan, p: int | None, m: int | None, v: int | None) -> Schedule:
@@ -49,35 +49,6 @@ def resolve_plan(plan: Plan, p: int | None, m: int | None, v: int | None) -> Sch
                 f"{letter} is {wanted}, but the plan {plan.name} has {letter} = {has[letter]}; leave {letter} out."
             )
     return plan
-
-
-def layers_of(model: Model) -> list[nn.Module]:
-    """The layers of an nn.Sequential, or of a list of modules."""
-    if not isinstance(model, nn.Sequential | list | tuple):
-        raise ValueError(
-            f"The model is a {type(model).__name__}; to be cut into stages it must be an nn.Sequential,"
-            " or a list of layers."
-        )
-    if isinstance(model, nn.Sequential):
-        _check_plain(model)
-    layers = list(model)
-    if not layers:
-        raise ValueError("The model has no layers; it must be an nn.Sequential, or a list, of at least one.")
-    for number, layer in enumerate(layers):
-        if not isinstance(layer, nn.Module):
-            raise ValueError(f"Layer {number} of the model is a {type(layer).__name__}, but a layer is an nn.Module.")
-    return layers
-
-
-def _check_plain(model: nn.Sequential) -> None:
-    """Raise ValueError for an nn.Sequential that is more than its layers: the ranks would not know the rest."""
-    own = "forward" if type(model).forward is not nn.Sequential.forward else ""
-    own = own or next((f"weight {name}" for name, _ in model.named_parameters(recurse=False)), "")
-    own = own or ("hooks" if model._forward_hooks or model._forward_pre_hooks else "")
-    if own:
-        raise ValueError(
-            f"The model has {own} of its own beside its layers, which a pipeline cannot cut; put that into a layer."
-        )
 
 
 def sizes_of(partition: str | Sequence[int], layers: Sequence[nn.Module], num_stages: int) -> tuple[int, ...]:
@@ -166,10 +137,17 @@ def check_weights(cut: Cut, loss_fn: Callable[..., Any] | None) -> None:
     """
     for layers in cut.stages:
         for number, layer in layers.items():
-            if set(weights_in(layer)) - {id(weight) for weight in layer.parameters()}:
+            own, name = {id(weight) for weight in layer.parameters()}, f"Layer {number} ({type(layer).__name__})"
+            others = [x for key, x in weights_in(layer).items() if key not in own]
+            if any(not x.is_leaf for x in others):
                 raise ValueError(
-                    f"Layer {number} ({type(layer).__name__}) reaches weights that it has not registered;"
-                    " make them attributes of the layer, so that its rank has them."
+                    f"{name} keeps a tensor that was computed from weights, without which it cannot travel; compute it"
+                    " in forward, as torch.nn.utils.parametrizations do for weight_norm."
+                )
+            if others:
+                raise ValueError(
+                    f"{name} reaches weights that it has not registered; make them attributes of the layer, so that its"
+                    " rank has them."
                 )
     own = {id(weight) for weight in loss_fn.parameters()} if isinstance(loss_fn, nn.Module) else set()
     if loss_fn is not None and set(weights_in(loss_fn)) - own:

@@ -16,11 +16,12 @@ from ppcourse.analysis.ledger import aligned
 from ppcourse.analysis.memory import Sizes
 from ppcourse.analysis.partition import partition
 from ppcourse.analysis.shape import per_stage
-from ppcourse.runtime.batch import Batch
-from ppcourse.runtime.extras import check_extras
-from ppcourse.runtime.prepare import Model, check_function, layers_of
+from ppcourse.runtime.layers import Model, layers_of
+from ppcourse.runtime.prepare import check_function
 from ppcourse.runtime.rounds import Rounds
-from ppcourse.runtime.stage import LossFunction
+from ppcourse.runtime.stages.batch import Batch
+from ppcourse.runtime.stages.stage import LossFunction
+from ppcourse.runtime.values.extras import check_extras
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule
 

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from ppcourse.analysis.timeline import Span, Timeline
-from ppcourse.runtime.autocast import outside
-from ppcourse.runtime.batch import ends_of, reduction_of, split_batch, split_extras
-from ppcourse.runtime.extras import call, check_extras, judge, taken_by
+from ppcourse.runtime.layers import Model, layers_of
 from ppcourse.runtime.meter import Between, Meter, meter_of
-from ppcourse.runtime.prepare import Model, check_count, check_function, check_seed, layers_of
+from ppcourse.runtime.prepare import check_count, check_function, check_seed
 from ppcourse.runtime.result import Result, bytes_of
-from ppcourse.runtime.sparse import joined, parted
-from ppcourse.runtime.stage import End, LossFunction, seed_for
-from ppcourse.runtime.together import copied
+from ppcourse.runtime.stages.autocast import outside
+from ppcourse.runtime.stages.batch import ends_of, reduction_of, split_batch, split_extras
+from ppcourse.runtime.stages.stage import End, LossFunction, seed_for
+from ppcourse.runtime.values.extras import call, check_extras, judge, taken_by
+from ppcourse.runtime.values.sparse import joined, parted
+from ppcourse.runtime.values.together import copied
 from ppcourse.schedules.action import Action, Op
 
 

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from ppcourse.analysis.sharing import Turn
-from ppcourse.runtime import wire
-from ppcourse.runtime.handed_on import as_inputs, tensors_of
 from ppcourse.runtime.meter import ACTIVATIONS, KEPT_FOR_W, Between, LiveBytes
-from ppcourse.runtime.neighbours import Both, Neighbours
-from ppcourse.runtime.stage import End, LossFunction, Stage
-from ppcourse.runtime.together import bundled, copied
-from ppcourse.runtime.weights import counted
+from ppcourse.runtime.stages.neighbours import Both, Neighbours
+from ppcourse.runtime.stages.stage import End, LossFunction, Stage
+from ppcourse.runtime.stages.weights import counted
+from ppcourse.runtime.values import wire
+from ppcourse.runtime.values.handed_on import as_inputs, tensors_of
+from ppcourse.runtime.values.together import bundled, copied
 
 MOST_ROUNDS = 50
 

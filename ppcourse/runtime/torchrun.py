@@ -21,24 +21,25 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ppcourse.runtime import gpus
-from ppcourse.runtime.alike import check_alike
-from ppcourse.runtime.batch import batch_of, reduction_of
-from ppcourse.runtime.board import Board
-from ppcourse.runtime.checkpoint_folder import Story
+from ppcourse.runtime.checkpoints.checkpoint_folder import Story
+from ppcourse.runtime.checkpoints.saving import Saving, saving_of
+from ppcourse.runtime.checkpoints.saving_here import asking, begin_here, gathered
 from ppcourse.runtime.errors import Failure, RankError
-from ppcourse.runtime.job import Job
-from ppcourse.runtime.joining import join
-from ppcourse.runtime.prepare import check_memory, check_weights, cut, layers_of
-from ppcourse.runtime.ranks import START_TIMEOUT
-from ppcourse.runtime.saving import Saving, saving_of
-from ppcourse.runtime.saving_here import asking, begin_here, gathered
-from ppcourse.runtime.session import shares
-from ppcourse.runtime.stage import LossFunction
-from ppcourse.runtime.statistics import check_statistics
-from ppcourse.runtime.system import sleep_precisely
+from ppcourse.runtime.layers import layers_of
+from ppcourse.runtime.machine import gpus
+from ppcourse.runtime.machine.system import sleep_precisely
+from ppcourse.runtime.prepare import check_memory, check_weights, cut
+from ppcourse.runtime.processes.alike import check_alike
+from ppcourse.runtime.processes.board import Board
+from ppcourse.runtime.processes.job import Job
+from ppcourse.runtime.processes.joining import join
+from ppcourse.runtime.processes.ranks import START_TIMEOUT
+from ppcourse.runtime.processes.session import shares
+from ppcourse.runtime.processes.worker import Worker
+from ppcourse.runtime.stages.batch import batch_of, reduction_of
+from ppcourse.runtime.stages.stage import LossFunction
+from ppcourse.runtime.stages.statistics import check_statistics
 from ppcourse.runtime.training import Trainer
-from ppcourse.runtime.worker import Worker
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule
 

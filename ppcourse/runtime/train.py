@@ -13,14 +13,12 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from ppcourse.runtime.batch import Batch, batch_of, reduction_of, rows_of
-from ppcourse.runtime.carriers import choose
+from ppcourse.runtime.checkpoints.saving import Saving, saving_of
 from ppcourse.runtime.errors import briefly
-from ppcourse.runtime.extras import check_extras
-from ppcourse.runtime.job import Job, Report
 from ppcourse.runtime.launch import CROSS_ENTROPY, measured
+from ppcourse.runtime.layers import Model, layers_of
+from ppcourse.runtime.links.carriers import choose
 from ppcourse.runtime.prepare import (
-    Model,
     Plan,
     check_count,
     check_function,
@@ -29,17 +27,18 @@ from ppcourse.runtime.prepare import (
     check_trains,
     check_weights,
     cut,
-    layers_of,
     resolve_plan,
 )
+from ppcourse.runtime.processes.job import Job, Report
+from ppcourse.runtime.processes.ranks import START_TIMEOUT
+from ppcourse.runtime.processes.session import Session, session
 from ppcourse.runtime.profile import partition_by_profile
-from ppcourse.runtime.ranks import START_TIMEOUT
 from ppcourse.runtime.result import Training
-from ppcourse.runtime.saving import Saving, saving_of
-from ppcourse.runtime.session import Session, session
-from ppcourse.runtime.stage import LossFunction
-from ppcourse.runtime.statistics import check_statistics
+from ppcourse.runtime.stages.batch import Batch, batch_of, reduction_of, rows_of
+from ppcourse.runtime.stages.stage import LossFunction
+from ppcourse.runtime.stages.statistics import check_statistics
 from ppcourse.runtime.training import Trainer
+from ppcourse.runtime.values.extras import check_extras
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule
 
@@ -82,11 +81,11 @@ def train(
     clip_norm  the most that the norm of all gradients of all ranks together may be
     progress   show a progress bar
     checkpoint_dir, checkpoint_every
-               a folder for checkpoints, and after how many steps to write one (and at the end). If the folder has some,
-               training goes on from the newest that is whole, as if it had never ended: give the model, the seed and
-               all batches again, those done are skipped. The plan, p, m and v may be others. What an optimizer
-               remembers of each weight is kept; its settings, such as lr, are those given now. Of a layer, what its
-               state_dict has is kept
+               a folder for checkpoints, which one training has at a time, and after how many steps to write one (and
+               at the end). If the folder has some, training goes on from the newest that is whole, as if it had never
+               ended: give the model, the seed and all batches again, those done are skipped. The plan, p, m and v may
+               be others. What an optimizer remembers of each weight is kept; its settings, such as lr, are those given
+               now. Of a layer, what its state_dict has is kept
 
     The caller's model stays as it is; the trained weights are in the result's state_dict. If a later batch cannot be
     used, or `batches` raises an error, that error has what was trained until then, as its attribute `training`. The

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ppcourse.runtime.sparse import rows_of, with_rows
+from ppcourse.runtime.values.sparse import rows_of, with_rows
 
 
 class Tie(NamedTuple):

@@ -88,12 +88,13 @@ def channels(plan: Schedule) -> dict[Channel, Traffic]:
     with collector_paused():
         for channel, goes in _by_channel(sends).items():
             row = waits.rows[channel.source]
-            sent[channel] = list(compress(row, map(goes.__getitem__, waits.lane[row.start : row.stop])))
+            sent[channel] = list(compress(row, map(goes.__contains__, waits.lane[row.start : row.stop])))
         for channel, comes in _by_channel(uses).items():
             row = waits.rows[channel.destination]
             makers, lanes = waits.maker[row.start : row.stop], waits.lane[row.start : row.stop]
-            used[channel] = list(compress(makers, map(comes.__getitem__, lanes)))
-        return {channel: _traffic(waits, channel, places, used[channel]) for channel, places in sent.items() if places}
+            used[channel] = list(compress(makers, map(comes.__contains__, lanes)))
+        stages = [lane.stage for lane in waits.lanes]
+        return {c: _traffic(c, waits, stages, sent[c], used[c]) for c in sent if sent[c]}
 
 
 def ways(waits: Waits) -> tuple[list[Channel | None], list[Channel | None]]:
@@ -111,20 +112,19 @@ def ways(waits: Waits) -> tuple[list[Channel | None], list[Channel | None]]:
     return [users.get((lane.leaves, lane.far)) for lane in waits.lanes], uses
 
 
-def _by_channel(way: list[Channel | None]) -> dict[Channel, list[bool]]:
-    """For each channel, by lane: does that go this way?"""
-    lanes: dict[Channel, list[bool]] = {}
+def _by_channel(way: list[Channel | None]) -> dict[Channel, set[int]]:
+    """For each channel, the lanes that go this way."""
+    lanes: dict[Channel, set[int]] = {}
     for lane, channel in enumerate(way):
         if channel:
-            lanes.setdefault(channel, [False] * len(way))[lane] = True
+            lanes.setdefault(channel, set()).add(lane)
     return lanes
 
 
-def _traffic(waits: Waits, channel: Channel, sent: list[int], used: list[int]) -> Traffic:
-    """The traffic of messages that are given as the places of their makers."""
-    stage = [lane.stage for lane in waits.lanes]
-    stages = map(stage.__getitem__, map(waits.lane.__getitem__, sent))
-    parts = zip(repeat(channel), stages, map(waits.microbatch.__getitem__, sent), strict=False)
+def _traffic(channel: Channel, waits: Waits, stages: list[int], sent: list[int], used: list[int]) -> Traffic:
+    """The traffic of messages that are given as the places of their makers; `stages`: by lane."""
+    stage = map(stages.__getitem__, map(waits.lane.__getitem__, sent))
+    parts = zip(repeat(channel), stage, map(waits.microbatch.__getitem__, sent), strict=False)
     messages = tuple(map(tuple.__new__, repeat(Message), parts))  # a message in half the time
     if sent == used:
         return Traffic(messages, messages, 1)

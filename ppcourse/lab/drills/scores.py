@@ -23,6 +23,10 @@ class Score(NamedTuple):
 
 def answer(card: Card, value: Any) -> Judged:
     """Judge an answer to a card, print one line, and keep whether it was right. Never raises."""
+    if not isinstance(card, Card):
+        judged = Judged(None, f"{card!r:.60} is no card; draw one first: card = drills.card('bubble-rate', seed=1)")
+        print(f"○ {judged.sentence}")
+        return judged
     judged = card.judge(value)
     print(f"{mark(judged)} {card.name}: {judged.sentence}")
     keep_card(card, judged)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ppcourse.runtime.data import batches, text_loss
 from ppcourse.runtime.models import gpt, mlp, seeded
-from ppcourse.runtime.stage import LossFunction
+from ppcourse.runtime.stages.stage import LossFunction
 
 P, M = 4, 8  # what every schedule can have
 CONTEXT = 16

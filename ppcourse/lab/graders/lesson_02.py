@@ -14,9 +14,9 @@ from ppcourse.lab.graders import Unsolved, grader
 from ppcourse.lab.graders.numbers import as_numbers, carries_a_graph
 from ppcourse.lab.graders.on_two import plain
 from ppcourse.lab.graders.seen import Seen
-from ppcourse.runtime.batch import ends_of
 from ppcourse.runtime.models import seeded
 from ppcourse.runtime.reference import reference_step
+from ppcourse.runtime.stages.batch import ends_of
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
 

@@ -64,8 +64,11 @@ def cross_a_forward_with_a_backward(answer: Any) -> str | None:
         return f"{_text(answer)} is not two rows, [compute, network]."
     rows = []
     for who, given, (forward, backward) in zip(WHO, answer, MOVES, strict=True):
-        row = given.split() if isinstance(given, str) else given
-        row = [str(cell) for cell in row] if isinstance(row, list | tuple) else []
+        if isinstance(given, str):  # the lesson puts the row among other actions, and would take it letter by letter
+            return (
+                f"{who} is {_text(given)}; give a list of actions, as in [{', '.join(map(repr, backward + forward))}]."
+            )
+        row = [str(cell) for cell in given] if isinstance(given, list | tuple) else []
         if sorted(row) != sorted(forward + backward):
             return f"{who} is {_text(given)}; order these four: {' '.join(forward + backward)}."
         for first, then in (forward, backward):

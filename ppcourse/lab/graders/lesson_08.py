@@ -143,7 +143,7 @@ def left_behind(layer: "nn.Module", shape: tuple[int, ...]) -> tuple[int, int]:
     import torch
 
     from ppcourse.runtime.meter import LiveBytes
-    from ppcourse.runtime.stage import Stage
+    from ppcourse.runtime.stages.stage import Stage
 
     stage, meter = Stage({0: layer}, None), LiveBytes(layer)
     weights = meter.live

@@ -1,0 +1,1 @@
+"""The processes that ranks are: started, reused, watched, told what to do."""
