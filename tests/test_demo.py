@@ -37,5 +37,5 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path, capsys) -> None:
     assert main(0, tmp_path) == 1
     assert capsys.readouterr().err == "steps is 0; it must be a whole number of at least 1.\n"
     (tmp_path / "file").touch()
-    assert main(1, tmp_path / "file" / "charts") == 1
+    assert main(1, tmp_path / "file" / "charts") == 2
     assert "file" in capsys.readouterr().err

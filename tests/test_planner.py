@@ -294,6 +294,27 @@ def test_what_is_short_of_memory_is_so_however_it_is_cut(mib: float) -> None:
     assert moved or mib not in (2.5, 3, 3.5)
 
 
+def with_memory(candidate: Candidate, share: float) -> Candidate:
+    """On GPUs that have so much of what it takes."""
+    gpu = GPU("short", memory=share * candidate.ledger.peak, flops=1e12)
+    return dataclasses.replace(candidate, cluster=dataclasses.replace(candidate.cluster, gpu=gpu, headroom=0.0))
+
+
+def test_the_ledger_has_the_last_word_on_a_cut_and_what_w_keeps_counts() -> None:
+    """Of interleaved stages a rank holds unlike numbers of microbatches: what should fit does not."""
+    shape = dataclasses.replace(SMALL, layers=10, vocab=2048)
+
+    def one(name: str, p: int) -> Candidate:
+        choice = choose(shape, gpus=p, gpu=ROOMY, link=FREE, batch=16, top=1000, schedules=[name])
+        return next(c for c in all_of(choice) if (c.p, c.microbatch, c.v) == (p, 1, 2 if name == "interleaved" else 1))
+
+    assert leaner(with_memory(one("interleaved", 2), 0.95))
+    assert leaner(with_memory(one("interleaved", 2), 0.9)) is None
+    found = leaner(with_memory(one("zb-h2", 4), 0.84))  # three ranks of it owe W
+    assert found
+    assert found.layers == (3, 3, 4, 2)
+
+
 def busiest(candidate: Candidate) -> float:
     costs = candidate.costs
     return max(map(sum, zip(costs.forward, costs.input_grad, costs.weight_grad, strict=True)))
@@ -308,13 +329,12 @@ def test_ranks_with_several_stages_and_a_split_backward_are_cut_again_too() -> N
     for each in every:
         if (each.p, each.microbatch) != (2, 1):
             continue
-        gpu = GPU("short", memory=0.95 * each.ledger.peak, flops=1e12)
-        tight = dataclasses.replace(each, cluster=dataclasses.replace(each.cluster, gpu=gpu, headroom=0.0))
+        tight = with_memory(each, 0.95)
         found = leaner(tight)
         assert tight.shortage
         assert (found is None) == (each.schedule == "dualpipe")
         if found:
-            assert max(ledger(found.plan, found.sizes).totals) <= gpu.memory
+            assert max(ledger(found.plan, found.sizes).totals) <= tight.cluster.usable
 
 
 def test_seven_billion_parameters_do_not_fit_one_gpu_of_24_gb_and_it_says_why() -> None:

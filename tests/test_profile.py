@@ -399,6 +399,14 @@ def test_an_evaluation_is_cut_by_what_forwards_take(monkeypatch: pytest.MonkeyPa
     assert partition_by_profile("profiled", pp.forward_only(plan), model, batch, F.mse_loss) == (3, 1)
 
 
+def test_a_profiled_cut_adds_up_what_a_rank_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vee, whose rank 0 has both ends: the light layers belong on rank 1. By stages alone it would be 2, 2, 2, 1."""
+    layers = tuple(LayerProfile("layer", f, 0, 0, 1) for f in (1, 1, 1, 1, 1, 1, 8))
+    monkeypatch.setattr("ppcourse.runtime.profile.profile", lambda *_, **__: Profile(layers, rounds=1))
+    plan, batch = pp.build("v-half", 2, 4), batch_of(rows(), rows(), {}, 4, "mean", None)
+    assert partition_by_profile("profiled", plan, [linear()] * 7, batch, F.mse_loss) == (1, 4, 1, 1)
+
+
 class Costly(torch.nn.Module):
     """As heavy as its extra says: it cannot be profiled without."""
 
