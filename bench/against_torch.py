@@ -77,7 +77,7 @@ def ours(work: Work, memory: bool = False) -> Iterator[Step]:
     plan = work.plan
     stages = work.model()
     made = cut(plan, stages, (1,) * len(stages))
-    link = check_options(plan, "cpu", "auto", work.pace, 60.0)
+    link = check_options(plan, "cpu", "auto", work.pace, 0, 60.0)
     batch = batch_of(*work.batch(), {}, plan.num_microbatches, "mean", None)
 
     def job(rank: int) -> Job:
