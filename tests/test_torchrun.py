@@ -380,6 +380,7 @@ def test_a_rank_that_is_killed_is_started_again_and_goes_on(tmp_path: Path) -> N
 
 
 @pytest.mark.slow  # torchrun gives a rank that is stopped half a minute to end by itself
+@pytest.mark.timeout(240)
 def test_a_rank_that_stands_still_ends_every_rank(tmp_path: Path) -> None:
     """One is stopped: the other one finds that nothing moves, and torchrun ends both."""
     command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "ppcourse", "train", *SMALL]
@@ -396,7 +397,7 @@ def test_a_rank_that_stands_still_ends_every_rank(tmp_path: Path) -> None:
     assert len(ranks) == 2
     os.kill(ranks[1].pid, signal.SIGSTOP)
     try:
-        _, said = running.communicate(timeout=60)
+        _, said = running.communicate(timeout=180)
     finally:
         for child in ranks:
             with suppress(psutil.NoSuchProcess):
