@@ -28,12 +28,7 @@ def megatron_split(
     Source: Megatron-LM, megatron/training/arguments.py and get_num_layers_to_build in
     megatron/core/transformer/transformer_block.py.
     """
-    counts = {"num_layers": num_layers, "num_ranks": num_ranks, "v": v, "first": first, "last": last}
-    for word, count in counts.items():
-        if count is None and word in ("first", "last"):
-            continue
-        if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
-            raise ValueError(f"{word} is {count!r}; it must be a whole number of at least 1.")
+    _check_counts({"num_layers": num_layers, "num_ranks": num_ranks, "v": v, "first": first, "last": last})
     num_layers, embedding, loss = int(num_layers), bool(embedding), bool(loss)
     uneven = {rank: size for rank, size in ((0, first), (num_ranks - 1, last)) if size is not None}
     if uneven and (embedding or loss):
@@ -52,3 +47,12 @@ def megatron_split(
     sizes[0] -= embedding
     sizes[-1] -= loss
     return tuple(sizes)
+
+
+def _check_counts(counts: dict[str, int | None]) -> None:
+    """Raise ValueError for what is no count; only first and last may be left out."""
+    for word, count in counts.items():
+        if count is None and word in ("first", "last"):
+            continue
+        if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
+            raise ValueError(f"{word} is {count!r}; it must be a whole number of at least 1.")

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from ppcourse.runtime.processes.joining import join
 from ppcourse.runtime.processes.ranks import START_TIMEOUT
 from ppcourse.runtime.processes.session import shares
 from ppcourse.runtime.processes.worker import Worker
-from ppcourse.runtime.stages.batch import batch_of, reduction_of
+from ppcourse.runtime.stages.batch import Batch, batch_of, reduction_of
 from ppcourse.runtime.stages.stage import LossFunction
 from ppcourse.runtime.stages.statistics import check_statistics
 from ppcourse.runtime.training import Trainer
@@ -152,10 +152,7 @@ def train_here(
             saving.restore(ask)
             for number, (inputs, targets) in coming:
                 batch = batch_of(inputs, targets, {}, plan.num_microbatches, kind, None)
-                log = _step(worker, *shares(plan, batch)[place.rank])
-                for column, value in zip(history, log, strict=False):
-                    column.append(value)
-                told(number, log)
+                told(number, _step(worker, batch, history))
                 saving.after(history, ask)
             saving.after(history, ask, end=True)
             dist.barrier()  # nobody leaves while another one still listens
@@ -165,12 +162,16 @@ def train_here(
             raise RankError(place.rank, action, failure.cause, failure.traceback, saving.last()) from error
 
 
-def _step(worker: Worker, first: dict[int, Any], last: dict[int, Any]) -> StepLog:
-    report = worker.step(first, last, {})
+def _step(worker: Worker, batch: Batch, history: Sequence[list[float]]) -> StepLog:
+    """One step, with the optimizer's, written down in `history`."""
+    report = worker.step(*shares(worker.job.plan, batch)[worker.rank], {})
     norm = worker.update()
     took = max(span.end for span in report.spans) - min(span.start for span in report.spans)
     losses, times, sizes = zip(*gathered((report.loss, took, report.message_bytes)), strict=True)
-    return StepLog(sum(losses), norm, max(times), sum(sizes))
+    log = StepLog(sum(losses), norm, max(times), sum(sizes))
+    for column, value in zip(history, log, strict=False):
+        column.append(value)
+    return log
 
 
 class Patience(threading.Thread):
