@@ -20,10 +20,8 @@ from ppcourse.schedules.schedule import Schedule
 
 STYLES = ("", "7 3", "2 2", "7 2 2 2", "10 4", "4 4", "1 3")  # dashes of the curves, beside their colours
 HEADS = ("m = {}", "bubble rate", "overhead", "makespan", "holds at most")
-PATIENCE, PAUSE = (
-    0.1,
-    0.02,
-)  # seconds: for a redraw while a slider moves, and until the next one finds more of the curves
+PATIENCE = 0.1  # seconds for a redraw while a slider moves
+PAUSE = 0.02  # seconds until the next one finds more of the curves
 HIGH, WIDE, LEFT, TOP = 190.0, 370.0, 46.0, 24.0  # pixels: a plot, and the room left of and above it
 
 
