@@ -86,7 +86,7 @@ class TorchRanks:
         """All spans on one clock, and the loss."""
         answers: list[Answer] = self._ask("step")
         spans = [span for answer in answers for span in answer.spans]
-        return Timeline("torch", len(answers), tuple(spans), "measured"), sum(answer.loss for answer in answers)
+        return Timeline.of("torch", len(answers), tuple(spans), "measured"), sum(answer.loss for answer in answers)
 
     def peak_bytes(self) -> tuple[int, ...]:
         """Of each rank, the most bytes alive in a step of a schedule that is built anew under the meter."""

@@ -149,10 +149,10 @@ def test_a_measured_timeline_with_the_same_times_has_the_same_reasons(
     drawn: tuple[Schedule, Costs, Timeline],
 ) -> None:
     plan, _, timeline = drawn
-    measured = replace(timeline, source="measured", spans=timeline.spans[::-1])
+    measured = Timeline.of("mine", timeline.num_ranks, timeline.spans[::-1], "measured")
     assert causes(plan, measured) == causes(plan, timeline)
     moved = tuple(Span(s.rank, s.action, s.start + 1000, s.end + 1000) for s in timeline.spans)
-    later = critical_links(plan, replace(timeline, spans=moved))
+    later = critical_links(plan, Timeline.of("mine", timeline.num_ranks, moved))
     assert [(x.reason, x.waited) for x in later] == [(x.reason, x.waited) for x in critical_links(plan, timeline)]
 
 
@@ -222,7 +222,7 @@ def test_a_plan_of_forwards_has_a_path_too() -> None:
 
 def test_an_empty_timeline_has_an_empty_path() -> None:
     empty = Schedule("nothing", Placement(1, (0,)), 0, ((),))
-    assert critical_path(empty, Timeline("nothing", 1, ())) == ()
+    assert critical_path(empty, Timeline.of("nothing", 1, ())) == ()
 
 
 # Measured: starts are never exact.
@@ -234,7 +234,7 @@ def measured(*times: tuple[float, float]) -> Timeline:
     """The spans of TWO: 0F0, 0F1, 1F0, 1F1."""
     actions = [(rank, action) for rank, row in enumerate(TWO.rows) for action in row]
     spans = (Span(rank, action, *time) for (rank, action), time in zip(actions, times, strict=True))
-    return Timeline("mine", 2, tuple(spans), "measured")
+    return Timeline.of("mine", 2, tuple(spans), "measured")
 
 
 def test_what_came_last_is_the_reason() -> None:
@@ -254,7 +254,7 @@ def test_a_message_comes_one_hop_after_its_makers_end() -> None:
 
 def test_a_rank_that_starts_late_is_said_to_have_waited() -> None:
     plan = Schedule.from_text("0F0 1F0")
-    timeline = Timeline("mine", 1, (Span(0, plan.rows[0][0], 2, 3), Span(0, plan.rows[0][1], 4, 6)), "measured")
+    timeline = Timeline.of("mine", 1, (Span(0, plan.rows[0][0], 2, 3), Span(0, plan.rows[0][1], 4, 6)), "measured")
     assert [(x.reason, x.waited) for x in critical_links(plan, timeline)] == [("start", 0), ("rank", 1)]
 
 
@@ -291,7 +291,7 @@ def test_a_timeline_of_another_plan_is_refused(
 def test_two_steps_at_once_are_refused(function: Callable[[Schedule, Timeline], object]) -> None:
     timeline = simulate(PLAN)
     with refused("The timeline has an action twice on a rank; give the timeline of one step."):
-        function(PLAN, replace(timeline, spans=timeline.spans * 2))
+        function(PLAN, Timeline.of("mine", timeline.num_ranks, timeline.spans * 2))
 
 
 @explain
@@ -310,7 +310,7 @@ def test_a_plan_that_waits_for_itself_is_refused(function: Callable[[Schedule, T
     spans = tuple(Span(rank, action, 0.0, 1.0) for rank, row in enumerate(rows.rows) for action in row)
     assert not validate(plan)
     with pytest.raises(ScheduleError):
-        function(rows, Timeline("mine", 2, spans))
+        function(rows, Timeline.of("mine", 2, spans))
 
 
 # Linear in the number of spans.

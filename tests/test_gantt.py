@@ -32,7 +32,7 @@ def predicted(name: str = "1f1b", p: int = 4, m: int = 8, costs: Costs | None = 
 def as_measured(timeline: Timeline, source: str = "measured", late: float = 5.0, slow: float = 1.1) -> Timeline:
     """As if real ranks had run it: from another start on, and slower."""
     spans = (Span(s.rank, s.action, late + slow * s.start, late + slow * s.end) for s in timeline.spans)
-    return Timeline(timeline.name, timeline.num_ranks, tuple(spans), source)  # type: ignore[arg-type]
+    return Timeline.of(timeline.name, timeline.num_ranks, tuple(spans), source)  # type: ignore[arg-type]
 
 
 def bars(axes, n=0):
@@ -104,7 +104,7 @@ def test_no_line_of_a_chart_is_longer_than_asked(p: int, m: int) -> None:
 
 
 def test_an_empty_timeline_has_a_headline_only() -> None:
-    assert gantt_text(Timeline("nothing", 2, ())) == (
+    assert gantt_text(Timeline.of("nothing", 2, ())) == (
         "nothing · simulated · makespan 0 · bubble rate 0.0%, overhead 0.0%"
     )
 

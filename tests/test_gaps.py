@@ -138,7 +138,7 @@ def test_what_rounding_leaves_is_no_gap() -> None:
 
 
 def test_an_empty_timeline_has_no_gaps() -> None:
-    assert gaps(Schedule("nothing", Placement(1, (0,)), 0, ((),)), Timeline("nothing", 1, ())) == ()
+    assert gaps(Schedule("nothing", Placement(1, (0,)), 0, ((),)), Timeline.of("nothing", 1, ())) == ()
 
 
 # Measured.
@@ -147,7 +147,7 @@ def test_an_empty_timeline_has_no_gaps() -> None:
 def test_measured_times_are_told_in_ms_from_the_timelines_start() -> None:
     plan = build("1f1b", 2, 2)
     spans = (Span(s.rank, s.action, 70 + s.start / 100, 70 + s.end / 100) for s in simulate(plan).spans)
-    paced = Timeline("1f1b", 2, tuple(spans), "paced")
+    paced = Timeline.of("1f1b", 2, tuple(spans), "paced")
     first = gaps(plan, paced)[0]
     assert first.sentence == "rank 0 waits for 1B0, which rank 1 ends at 40.00 ms"
     assert (first.start, first.end) == pytest.approx((70.02, 70.04))
@@ -162,7 +162,7 @@ def test_a_rank_may_be_late_by_itself_when_measured() -> None:
         Span(1, row_1[0], 0.011, 0.030),
         Span(1, row_1[1], 0.031, 0.040),
     )
-    timeline = Timeline("mine", 2, spans, "measured")
+    timeline = Timeline.of("mine", 2, spans, "measured")
     found = gaps(plan, timeline)
     assert [gap.sentence for gap in found] == [
         "rank 0 starts 0F1 at 12.00 ms, though nothing that it needs is late",
@@ -179,7 +179,7 @@ def test_a_rank_that_works_on_two_things_at_once_is_not_idle() -> None:
     plan = Schedule.from_text("0F0 0F1 0F2")
     times = [(0.0, 4.0), (1.0, 2.0), (3.0, 5.0)]
     spans = (Span(0, action, *time) for action, time in zip(plan.rows[0], times, strict=True))
-    assert gaps(plan, Timeline("mine", 1, tuple(spans), "measured")) == ()
+    assert gaps(plan, Timeline.of("mine", 1, tuple(spans), "measured")) == ()
 
 
 @quick

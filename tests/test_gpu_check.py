@@ -449,12 +449,13 @@ def steps(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 
 def moved(line: Timeline, name: str, by: float) -> Timeline:
     spans = [Span(s.rank, s.action, s.start + by, s.end + by) if str(s.action) == name else s for s in line.spans]
-    return replace(line, spans=tuple(spans))
+    return Timeline.of(line.name, line.num_ranks, spans, line.source)
 
 
 def shrunk(line: Timeline) -> Timeline:
     """As if spans were what the host takes to launch the work."""
-    return replace(line, spans=tuple(span._replace(end=span.start + 1e-6) for span in line.spans))
+    spans = [span._replace(end=span.start + 1e-6) for span in line.spans]
+    return Timeline.of(line.name, line.num_ranks, spans, line.source)
 
 
 @pytest.mark.parametrize(
@@ -477,7 +478,8 @@ def test_spans_that_cannot_be_are_told(dry, allowance, monkeypatch, change: Any,
 
 def test_a_span_that_ends_before_it_starts_is_told() -> None:
     line = pp.simulate(pp.build("gpipe", 2, 2))
-    back = replace(line, spans=(line.spans[0]._replace(end=-1.0), *line.spans[1:]))
+    spans = (line.spans[0]._replace(end=-1.0), *line.spans[1:])
+    back = Timeline.of(line.name, line.num_ranks, spans)
     assert list(times.early(back)) == [f"{line.spans[0].action} ends before it starts."]
 
 

@@ -504,7 +504,7 @@ def test_a_hop_has_one_cost(wrong: object) -> None:
 
 def test_a_measured_timeline_may_start_anywhere_and_come_in_any_order() -> None:
     first, second = Action.parse("0F0"), Action.parse("0B0")
-    timeline = Timeline("mine", 2, (Span(0, second, 7.0, 9.0), Span(0, first, 5.0, 6.0)), source="measured")
+    timeline = Timeline.of("mine", 2, (Span(0, second, 7.0, 9.0), Span(0, first, 5.0, 6.0)), source="measured")
     assert [span.action for span in timeline.by_rank[0]] == [first, second]
     assert (timeline.start, timeline.end, timeline.makespan) == (5, 9, 4)
     assert (timeline.busy, timeline.idle) == ((3, 0), (1, 4))
@@ -514,13 +514,22 @@ def test_a_measured_timeline_may_start_anywhere_and_come_in_any_order() -> None:
 
 def test_time_that_two_spans_share_is_busy_once() -> None:
     spans = (Span(0, Action.parse("0F0"), 0.0, 4.0), Span(0, Action.parse("0B1"), 1.0, 2.0))
-    assert Timeline("mine", 1, spans).busy == (4,)
+    assert Timeline.of("mine", 1, spans).busy == (4,)
 
 
 def test_an_empty_timeline_has_no_bubble() -> None:
-    empty = Timeline("nothing", 2, ())
+    empty = Timeline.of("nothing", 2, ())
     assert (empty.makespan, empty.longest_stage_time) == (0, 0)
     assert (empty.bubble_overhead, empty.bubble_rate, empty.stage_bubble_rate) == (0, 0, 0)
+
+
+def test_no_span_is_made_until_somebody_asks_for_one() -> None:
+    timeline = simulate(build("dualpipe", 4, 8))
+    answers = (timeline.makespan, timeline.busy, timeline.bubble_rate, timeline.stage_bubble_rate, str(timeline))
+    assert all(answers)
+    assert not {"spans", "by_rank"} & {*vars(timeline)}
+    assert timeline.spans == tuple(span for row in timeline.by_rank for span in row)
+    assert Timeline.of("dualpipe", 4, timeline.spans) == timeline
 
 
 # Linear in the number of actions.

@@ -38,7 +38,7 @@ def of(trace: Trace, *phases: str) -> list[Event]:
 def as_measured(timeline: Timeline) -> Timeline:
     """The same with times in seconds, 10 ms a unit, that start somewhere."""
     spans = (Span(s.rank, s.action, 7 + s.start / 100, 7 + s.end / 100) for s in timeline.spans)
-    return Timeline(timeline.name, timeline.num_ranks, tuple(spans), "measured")
+    return Timeline.of(timeline.name, timeline.num_ranks, tuple(spans), "measured")
 
 
 # The format.
@@ -181,7 +181,7 @@ def test_a_file_has_what_is_returned(tmp_path: Path) -> None:
 
 
 def test_an_empty_timeline_has_names_only() -> None:
-    assert {event["ph"] for event in chrome_trace(Timeline("nothing", 2, ()))["traceEvents"]} == {"M"}
+    assert {event["ph"] for event in chrome_trace(Timeline.of("nothing", 2, ()))["traceEvents"]} == {"M"}
 
 
 # What is refused.

@@ -2,10 +2,9 @@
 
 import math
 import random
-from itertools import chain, repeat
 from numbers import Integral, Real
 
-from ppcourse.analysis.timeline import Span, Timeline
+from ppcourse.analysis.timeline import Timeline, Track
 from ppcourse.schedules.action import Op
 from ppcourse.schedules.bulk import collector_paused
 from ppcourse.schedules.channels import ways
@@ -42,11 +41,9 @@ def simulate(plan: Schedule, costs: Costs | None = None, *, jitter: float = 0.0,
     with collector_paused():
         starts, ends = _execute(plan, _Durations(plan, costs, jitter, int(seed)), _Post(plan, costs))
         check_total(plan.num_ranks * sum(ends))
-        # the loops of the standard library, which make a million spans in a third of the time of ours
-        places = ((rank, slice(row.start, row.stop)) for rank, row in enumerate(waits_of(plan).rows))
-        rows = (zip(repeat(rank), plan.rows[rank], starts[at], ends[at], strict=False) for rank, at in places)
-        spans = tuple(map(tuple.__new__, repeat(Span), chain.from_iterable(rows)))
-    return Timeline(plan.name, plan.num_ranks, spans)
+    places = (slice(row.start, row.stop) for row in waits_of(plan).rows)
+    ran = zip(plan.rows, places, strict=True)
+    return Timeline(plan.name, tuple(Track(row, tuple(starts[at]), tuple(ends[at])) for row, at in ran))
 
 
 def _execute(plan: Schedule, lasts: "_Durations", post: "_Post") -> tuple[list[float], list[float]]:

@@ -3,9 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, repeat
 from typing import Literal, NamedTuple, TypeAlias
 
 from ppcourse.schedules.action import Action
+from ppcourse.schedules.bulk import collector_paused, records
 
 Source: TypeAlias = Literal["simulated", "measured", "paced"]
 
@@ -19,9 +21,19 @@ class Span(NamedTuple):
     end: float
 
 
+class Track(NamedTuple):
+    """What one rank ran: its actions in the order in which they started, and when each of them started and ended."""
+
+    actions: tuple[Action, ...]
+    starts: tuple[float, ...]
+    ends: tuple[float, ...]
+
+
 @dataclass(frozen=True)
 class Timeline:
-    """The spans of one step, and what they say about idle time.
+    """When each rank ran what in one step, and what that says about idle time.
+
+    tracks[rank]   in columns, since most questions need no Span; these are made when someone asks for them
 
     Times are in the unit of the costs when simulated, in seconds when measured. A paced timeline is
     measured too, but its actions were made to last their nominal time.
@@ -32,25 +44,40 @@ class Timeline:
     """
 
     name: str
-    num_ranks: int
-    spans: tuple[Span, ...]
+    tracks: tuple[Track, ...]
     source: Source = "simulated"
+
+    @classmethod
+    def of(cls, name: str, num_ranks: int, spans: Iterable[Span], source: Source = "simulated") -> "Timeline":
+        """The timeline of spans that come in any order."""
+        rows: list[list[Span]] = [[] for _ in range(num_ranks)]
+        for span in sorted(spans, key=lambda span: (span.start, span.end)):
+            rows[span.rank].append(span)
+        tracks = ([tuple(column) for column in zip(*row, strict=True)] for row in rows)
+        return cls(name, tuple(Track(*track[1:]) if track else Track((), (), ()) for track in tracks), source)
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.tracks)
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """Every span, rank by rank."""
+        return tuple(chain.from_iterable(self.by_rank))
 
     @cached_property
     def by_rank(self) -> tuple[tuple[Span, ...], ...]:
         """The spans of each rank, in the order in which they started."""
-        rows: list[list[Span]] = [[] for _ in range(self.num_ranks)]
-        for span in self.spans:
-            rows[span.rank].append(span)
-        return tuple(tuple(sorted(row, key=lambda span: (span.start, span.end))) for row in rows)
+        with collector_paused():
+            return tuple(tuple(records(Span, repeat(rank), *track)) for rank, track in enumerate(self.tracks))
 
     @cached_property
     def start(self) -> float:
-        return min((span.start for span in self.spans), default=0.0)
+        return min((track.starts[0] for track in self.tracks if track.starts), default=0.0)
 
     @cached_property
     def end(self) -> float:
-        return max((span.end for span in self.spans), default=0.0)
+        return max((max(track.ends) for track in self.tracks if track.ends), default=0.0)
 
     @property
     def makespan(self) -> float:
@@ -58,12 +85,12 @@ class Timeline:
 
     @cached_property
     def longest_stage_time(self) -> float:
-        return max((max(s.end for s in row) - row[0].start for row in self.by_rank if row), default=0.0)
+        return max((max(track.ends) - track.starts[0] for track in self.tracks if track.starts), default=0.0)
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
         """For each rank, the time in which it works (an overlapped pair counts once)."""
-        return tuple(_covered(row) for row in self.by_rank)
+        return tuple(_covered(track) for track in self.tracks)
 
     @property
     def idle(self) -> tuple[float, ...]:
@@ -96,12 +123,12 @@ class Timeline:
     __repr__ = __str__
 
 
-def _covered(row: Iterable[Span]) -> float:
-    """The length of the union of spans that are sorted by start."""
+def _covered(track: Track) -> float:
+    """The length of the union of what a rank ran."""
     total, reached = 0.0, float("-inf")
-    for span in row:
-        total += max(0.0, span.end - max(span.start, reached))
-        reached = max(reached, span.end)
+    for start, end in zip(track.starts, track.ends, strict=True):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
     return total
 
 

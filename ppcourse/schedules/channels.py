@@ -11,7 +11,7 @@ from itertools import compress, repeat
 from typing import NamedTuple
 
 from ppcourse.schedules.action import Action, Op
-from ppcourse.schedules.bulk import collector_paused
+from ppcourse.schedules.bulk import collector_paused, records
 from ppcourse.schedules.dependencies import RESULTS, RULES, Result
 from ppcourse.schedules.schedule import Schedule
 from ppcourse.schedules.waits import Waits, waits_of
@@ -124,8 +124,7 @@ def _by_channel(way: list[Channel | None]) -> dict[Channel, set[int]]:
 def _traffic(channel: Channel, waits: Waits, stages: list[int], sent: list[int], used: list[int]) -> Traffic:
     """The traffic of messages that are given as the places of their makers; `stages`: by lane."""
     stage = map(stages.__getitem__, map(waits.lane.__getitem__, sent))
-    parts = zip(repeat(channel), stage, map(waits.microbatch.__getitem__, sent), strict=False)
-    messages = tuple(map(tuple.__new__, repeat(Message), parts))  # a message in half the time
+    messages = tuple(records(Message, repeat(channel), stage, map(waits.microbatch.__getitem__, sent)))
     if sent == used:
         return Traffic(messages, messages, 1)
     message = dict(zip(sent, messages, strict=True))

@@ -30,15 +30,15 @@ class Replay:
         done = [False] * (waits.never + 1)
         for place in first:
             done[place - 1] = True
-        asleep: dict[int, int] = {}  # place → the rank that waits for it
+        asleep: list[int | None] = [None] * len(done)  # by place, the rank that waits for it
         awake = list(reversed(range(self.plan.num_ranks)))
         while awake:
             rank = awake.pop()
             begin = place = first[rank] + self.stopped[rank]
             while done[maker[place]] and not (joined and place in joined and not done[maker[place + 1]]):
                 done[place] = True
-                if place in asleep:
-                    awake.append(asleep.pop(place))
+                if (sleeper := asleep[place]) is not None:
+                    awake.append(sleeper)
                 place += 1
             awaited = maker[place + 1] if done[maker[place]] else maker[place]
             asleep[awaited] = rank

@@ -6,7 +6,7 @@ loops of the standard library, which take a fraction of the time of ours.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import add, index
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from ppcourse.schedules.dependencies import Numbering
 from ppcourse.schedules.schedule import Schedule
 
 KEPT = "_waits"  # where a plan keeps them
+BEGIN = -1  # the lane of a place where a rank begins
 NOBODY = 0  # the maker of what nobody needs to make: the place where rank 0 begins, which is done from the start
 
 
@@ -40,7 +41,7 @@ class Waits:
 
     rows         rows[rank]: the places of its actions
     lanes        all lanes of the plan
-    lane         lane[place]: that of the action, as a place in `lanes`
+    lane         lane[place]: that of the action, as a place in `lanes`; BEGIN where a rank begins
     microbatch   microbatch[place]: that of the action
     maker        maker[place]: the place of the action that makes the last thing needed; `never`, a place that is
                  never done, if nobody makes it, and where a rank begins
@@ -60,50 +61,56 @@ class Waits:
         own = defaultdict[int, set[int]](set)  # the lanes of each rank
         for n, each in enumerate(self.lanes):
             own[each.rank].add(n)
+        used: list[set[int]] = []  # of these, the ones that there are actions in
         for rank, row in enumerate(plan.rows):
-            lane, microbatches = self._read(plan, row, own[rank])
+            lane, microbatches, found = self._read(plan, row, own[rank])
+            used.append(found)
             self.strays += [rank] if len(lane) < len(row) else []
-            self.lane += [0, *lane]
+            self.lane += [BEGIN, *lane]
             self.microbatch += [0, *microbatches]
             self.rows.append(range(len(self.lane) - len(lane), len(self.lane)))
         self.never = len(self.lane)
-        needs, leaves = (
-            list(map(add, map(base.__getitem__, self.lane), self.microbatch))
-            for base in ([lane.needs for lane in self.lanes], [lane.leaves for lane in self.lanes])
-        )
-        for places in self.rows:  # where a rank begins
-            needs[places.start - 1] = leaves[places.start - 1] = -1
-        place = [self.never] * (self.numbering.room + 1)  # by number; one more for where ranks begin
-        for n, number in enumerate(leaves):
+        place = [self.never] * (self.numbering.room + 1)  # by number; the last is for where ranks begin
+        for n, number in enumerate(self._numbers([lane.leaves for lane in self.lanes])):
             place[number] = n
         place[-1] = self.never
         once = len(place) - place.count(self.never) == self.never - plan.num_ranks
-        self.whole = not self.strays and once and self._is_full(plan)
+        self.whole = not self.strays and once and self._is_full(plan, used)
         place[self.numbering.size : -1] = [NOBODY] * (self.numbering.room - self.numbering.size)
-        self.maker = [*map(place.__getitem__, needs), self.never]
+        self.maker = [*map(place.__getitem__, self._numbers([lane.needs for lane in self.lanes])), self.never]
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()  # a plan that is sent to another process leaves them behind
 
-    def _read(self, plan: Schedule, row: tuple[Action, ...], own: set[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """The lane and the microbatch of each action of a row; nothing if something is out of place, or no action."""
+    def _read(
+        self, plan: Schedule, row: tuple[Action, ...], own: set[int]
+    ) -> tuple[Sequence[int], Sequence[int], set[int]]:
+        """The lane and the microbatch of each action of a row, and all lanes that are used.
+
+        Nothing if something is out of place, or no action.
+        """
         if not row:
-            return (), ()
+            return (), (), set()
         first = {op: n * plan.num_stages for n, op in enumerate(Op)}
         try:
             stages, ops, microbatches = zip(*row, strict=True)
             stages, microbatches = _whole(stages), _whole(microbatches)
             lane = list(map(add, map(first.__getitem__, ops), stages))
         except (TypeError, ValueError, KeyError):
-            return (), ()
+            return (), (), set()
         if plan.placement.opposite:
             turn, far = plan.placement.turn, len(Op) * plan.num_stages
             lane = [n if i < turn else n + far for n, i in zip(lane, microbatches, strict=True)]
-        at_home = own.issuperset({*lane}) and {self.lanes[n].stage for n in own}.issuperset({*stages})
+        used = {*lane}
+        at_home = own.issuperset(used) and {self.lanes[n].stage for n in own}.issuperset({*stages})
         there = {*range(plan.num_microbatches)}.issuperset({*microbatches})
-        return (lane, microbatches) if at_home and there else ((), ())
+        return (lane, microbatches, used) if at_home and there else ((), (), set())
 
-    def _is_full(self, plan: Schedule) -> bool:
+    def _numbers(self, first: list[int]) -> Iterator[int]:
+        """By place, the number of what the action needs or leaves, given that of each lane for microbatch 0."""
+        return map(add, map([*first, self.numbering.room].__getitem__, self.lane), self.microbatch)
+
+    def _is_full(self, plan: Schedule, used: list[set[int]]) -> bool:
         """Given that nothing is there twice, is there as much as the stages of each rank have to do?"""
         m, turn = plan.num_microbatches, plan.placement.turn if plan.placement.opposite else plan.num_microbatches
         each = {False: min(turn, m), True: m - min(turn, m)}  # microbatches, by far
@@ -112,7 +119,7 @@ class Waits:
         for lane in self.lanes:
             held[lane.rank] += each[lane.far] * (lane.op is Op.F)
         for rank, row in enumerate(self.rows):
-            ops = {self.lanes[lane].op for lane in {*self.lane[row.start : row.stop]}}
+            ops = {self.lanes[lane].op for lane in used[rank]}
             if ops not in right or len(row) != held[rank] * len(ops):
                 return False
         return sum(held[rank] for rank in range(plan.num_ranks)) == plan.num_stages * m

@@ -47,7 +47,7 @@ def _timelines() -> Iterable[tuple[Timeline, str]]:
         yield simulate(build(name, p=p, m=m)), f"{name} with p={p}, m={m}"
     spans = simulate(build("gpipe", p=2, m=1)).spans
     later = tuple(span._replace(start=span.start + 10, end=span.end + 10) for span in spans)
-    yield Timeline("gpipe", 2, later), "a timeline whose first action starts at 10"
+    yield Timeline.of("gpipe", 2, later), "a timeline whose first action starts at 10"
 
 
 def _idle_parts(timeline: Timeline, rank: int) -> tuple[float, float, float]:

@@ -66,7 +66,7 @@ class Session:
         spans = [span for report in reports for span in report.spans]
         zero = min((span.start for span in spans), default=0.0)
         moved = tuple(Span(s.rank, s.action, s.start - zero, s.end - zero) for s in spans)
-        return Timeline(self.cut.plan.name, self.pool.num_ranks, moved, "paced" if self.paced else "measured")
+        return Timeline.of(self.cut.plan.name, self.pool.num_ranks, moved, "paced" if self.paced else "measured")
 
     def gradients(self) -> dict[str, Tensor | None]:
         """By the model's names; the copies of a weight that lives on several ranks are summed."""
