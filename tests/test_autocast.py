@@ -43,6 +43,7 @@ def plain(inputs: Tensor, targets: Tensor, m: int, **casts: Any) -> tuple[float,
     return total, {name: weight.grad for name, weight in whole.named_parameters()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "dtype", "recompute"),
     [("1f1b", torch.bfloat16, False), ("1f1b", torch.float16, True), ("zb-v", torch.bfloat16, True)],

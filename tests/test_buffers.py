@@ -87,6 +87,7 @@ class Remembers(nn.Module):
         return x * self.times * self.mean + self.calls
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("plan", [("gpipe", 2, 4), ("1f1b", 4, 4), ("zb-h1", 2, 4), ("zb-v", 2, 4)], ids=str)
 @pytest.mark.parametrize("kind", [Counts, Remembers])

@@ -322,6 +322,7 @@ def test_stubs_have_the_signatures_types_and_docstrings_of_their_solutions(sourc
             assert signatures(ours.source) == signatures(theirs.source)
 
 
+@pytest.mark.thorough
 @each_lesson
 def test_a_lesson_leaves_something_to_do(source: Path) -> None:
     unsolved, answers = build.make(source).values()

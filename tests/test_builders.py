@@ -133,6 +133,7 @@ def test_every_schedule_is_legal_and_complete_for_all_counts(name: str, data: st
     assert all(plan.rank_of(stage, i) == rank for stage, i, rank in homes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SCHEDULES)
 @quick
 @given(data=st.data())

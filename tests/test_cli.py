@@ -130,6 +130,7 @@ def test_lab_opens_work_with_its_progress_file(lessons, started) -> None:
     assert names(work) == ["03_a.ipynb", "04_b.ipynb"]
 
 
+@pytest.mark.thorough
 def test_the_kernel_is_this_pythons_whatever_the_user_has_installed(tmp_path) -> None:
     theirs = tmp_path / "kernels" / "python3"
     theirs.mkdir(parents=True)
@@ -154,7 +155,7 @@ def test_the_parts_of_the_test() -> None:
     assert list(commands("--quick")) == ["ruff check", "ruff format", "mypy", "tests"]
     assert commands()["tests"] == ["pytest", "tests", *check.THREE_FILES]
     assert commands("--all")["tests"] == ["pytest", "tests", *check.THREE_FILES, "--all"]
-    assert commands("--quick")["tests"] == ["pytest", "tests", *check.THREE_FILES, "-m", "not thorough"]
+    assert commands("--quick")["tests"] == ["pytest", "tests", *check.TWO_FILES, "-m", "not thorough"]
     assert commands("--quick", "-k", "gpipe")["tests"] == ["pytest", "tests", "-k", "gpipe"]
     assert commands("-k", "gpipe", "-x")["tests"] == ["pytest", "tests", "-k", "gpipe", "-x"]
     assert commands("tests/test_cli.py::x")["tests"] == ["pytest", "tests/test_cli.py::x"]

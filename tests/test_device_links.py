@@ -124,6 +124,7 @@ def reference(model: Any, inputs: Any, targets: Any) -> Result:
     return pp.reference_step(model, inputs, targets, loss_fn=F.cross_entropy)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", list(SCHEDULES))
 def test_every_schedule_gives_the_unsplit_models_gradients(fleet: Fleet, name: str) -> None:
     for p, m in ((2, 4), (4, 8)):

@@ -806,6 +806,7 @@ def test_where_no_widget_runs_text_and_picture_stand_in_its_place() -> None:
     assert "application/vnd.jupyter.widget-view+json" in bundle
 
 
+@pytest.mark.thorough
 @each_kind
 def test_a_picture_shows_all_of_its_card(kind: str) -> None:
     from ppcourse.lab.drills.widget import LINE, picture

@@ -1,5 +1,7 @@
 """pyproject.toml, constraints.txt and environment.yml say the same."""
 
+import subprocess
+import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -50,6 +52,12 @@ def test_everything_that_is_needed_is_pinned() -> None:
 def test_the_pins_satisfy_what_the_project_asks_for() -> None:
     chosen = pins()
     assert all(requirement.specifier.contains(chosen[canonicalize_name(requirement.name)]) for requirement in DIRECT)
+
+
+def test_reading_a_notebook_builds_no_parsers() -> None:
+    loaded = "import sys, nbformat; print('lark' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", loaded], text=True) == "False\n"
+    assert "lark" not in needed(DIRECT)
 
 
 def test_torch_is_pinned_for_every_kind_of_machine() -> None:

@@ -214,6 +214,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no signal can end a wait here")
 @pytest.mark.parametrize("body", ENDLESS.values(), ids=list(ENDLESS))
 def test_what_never_ends_is_ended(body: str, capsys) -> None:

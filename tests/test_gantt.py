@@ -243,6 +243,7 @@ def test_a_plan_is_not_taken_for_its_timeline(draw) -> None:
 # as the value of a cell
 
 
+@pytest.mark.thorough
 def test_a_cell_shows_the_picture_with_an_alternative_text_and_the_chart_in_letters() -> None:
     timeline = predicted("1f1b", 2, 3)
     png, metadata = gantt(timeline, title="two")._repr_png_()
@@ -256,6 +257,7 @@ def test_the_same_timeline_makes_the_same_bytes() -> None:
     assert gantt(predicted())._repr_png_() == gantt(predicted())._repr_png_()
 
 
+@pytest.mark.thorough
 def test_pyplot_is_not_loaded_so_that_nothing_is_kept_or_shown_twice() -> None:
     code = "import sys, ppcourse.lab.gantt; print('matplotlib.pyplot' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -211,6 +211,7 @@ def test_what_needs_a_gpu_or_an_option_that_is_not_there_says_so(dry, wet) -> No
     assert check.ask(wet, lacks).state is State.IMPOSSIBLE
 
 
+@pytest.mark.thorough
 def test_a_section_that_does_not_return_is_ended_with_its_ranks(dry) -> None:
     def waits(setting: Setting, allowance: Allowance) -> Finding:
         on_ranks(lambda rank: time.sleep(600), 1, timeout=300)
@@ -361,6 +362,7 @@ def books() -> dict[str, Any]:
     return {plan.name: (plan, *memory.predicted(plan, task, 16384)) for plan in plans}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", memory.NAMES)
 def test_one_microbatch_too_many_would_be_out_of_bounds(books, name: str) -> None:
     """Of all stages of its rank, on a GPU: a rank there has the buffers that the ledger counts and the CPU's meter does

@@ -326,6 +326,7 @@ def test_a_right_answer_is_solved(case: str) -> None:
     assert verdict, verdict
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_answer_is_told_why(case: str) -> None:
     number, answer, sentence = WRONG[case]
@@ -335,6 +336,7 @@ def test_a_wrong_answer_is_told_why(case: str) -> None:
     assert re.sub(r"line \d+", "line N", first) == sentence
 
 
+@pytest.mark.thorough
 def test_two_ranks_that_both_receive_are_told_where_they_stand() -> None:
     said = pp.grade("1.3", both_receive).message
     assert said.startswith("step with 6 rows hangs. No end after 4 s: rank 0 waits in line ")

@@ -325,6 +325,7 @@ def test_an_answer_of_another_kind_or_that_fails_is_wrong_and_raises_nothing(num
         assert pp.grade(number, answer).state == "wrong"
 
 
+@pytest.mark.thorough
 def test_a_loop_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     from ppcourse.lab.graders import exercises
 

@@ -82,6 +82,7 @@ def right(schedule: str, p: int, kept: int, room: int) -> float:
     return math.inf if schedule == "1f1b" and p * kept <= room else room // kept
 
 
+@pytest.mark.thorough
 def test_the_right_m_is_solved() -> None:
     assert pp.grade("8.2", right)
     assert pp.grade("8.2", lambda schedule, p, kept, room: float(right(schedule, p, kept, room)))

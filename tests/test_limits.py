@@ -229,6 +229,7 @@ class Exits(nn.Module):
         os._exit(3)
 
 
+@pytest.mark.thorough
 def test_a_failed_pool_closes_its_files_and_still_says_what_was_printed(batch, capsys) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)

@@ -66,6 +66,7 @@ def at_the_receiver(room: Room, sizes: list[list[int]], used: list[int], ahead: 
                 yield room.next()
 
 
+@pytest.mark.thorough
 @quick
 @given(used_orders(), st.data())
 def test_both_ends_count_to_the_same_room(used: list[int], data: st.DataObject) -> None:
@@ -78,6 +79,7 @@ def test_both_ends_count_to_the_same_room(used: list[int], data: st.DataObject) 
     assert sender == receiver
 
 
+@pytest.mark.thorough
 @quick
 @given(st.integers(1, 6), st.lists(lengths, min_size=1, max_size=9))
 def test_no_message_needs_two_transfers_once_shapes_repeat(ahead: int, sizes: list[int]) -> None:

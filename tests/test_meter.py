@@ -84,6 +84,7 @@ def test_weights_and_buffers_are_alive_and_not_held() -> None:
     assert meter.held == 0
 
 
+@pytest.mark.thorough
 def test_gradients_of_weights_are_alive_and_not_held() -> None:
     model = nn.Linear(10, 10, bias=False).double()
     meter = LiveBytes(model)
@@ -95,6 +96,7 @@ def test_gradients_of_weights_are_alive_and_not_held() -> None:
     assert meter.held == 0
 
 
+@pytest.mark.thorough
 def test_gradients_of_weights_are_gradients_whichever_microbatch_made_them() -> None:
     model = nn.Linear(10, 10, bias=False).double()
     meter = LiveBytes(model)
@@ -248,6 +250,7 @@ def test_memory_is_measured_only_if_asked() -> None:
     assert result.peak_bytes is result.held_bytes is None
 
 
+@pytest.mark.thorough
 def test_nothing_of_a_step_is_held_into_the_next() -> None:
     inputs = torch.ones(8, WIDTH, dtype=torch.float64)
     results = [

@@ -68,6 +68,7 @@ def test_runs_are_as_in_one_process(kind: str, plan: tuple[str, int, int]) -> No
         assert_as_plain(pp.build(*plan), list(model(kind)), 4, recompute=recompute)
 
 
+@pytest.mark.thorough
 def test_training_goes_on_from_a_checkpoint(tmp_path: Any) -> None:
     batches = [rows_of(8, seed=seed) for seed in range(3)]
     options: dict[str, Any] = {"loss_fn": F.cross_entropy, "optimizer": torch.optim.SGD, "progress": False, "p": 2}

@@ -96,6 +96,7 @@ def test_a_candidate_predicts_what_simulate_says_of_its_stages() -> None:
     assert candidate.utilisation == pytest.approx(done / (4 * 2e12 * candidate.step_time))
 
 
+@pytest.mark.thorough
 def test_its_memory_is_that_of_its_ledger() -> None:
     """Windows and closed forms are short cuts: the whole plan says the same."""
     for candidate in all_of(small(share_optimizer=True)):
@@ -153,6 +154,7 @@ def test_a_factor_that_is_none_is_refused(factor: object) -> None:
 # How they are ranked.
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("link", [FREE, LINKS["pcie4"], SLOW], ids=lambda link: link.name)
 def test_no_candidate_is_faster_than_its_bound(link: Link) -> None:
     for candidate in all_of(small(link=link, gpus=8, schedules=EVERY)):
@@ -167,6 +169,7 @@ def test_the_bound_is_exact_for_equal_stages_without_bubbles_in_between() -> Non
             assert candidate.least_time == pytest.approx(candidate.step_time, rel=1e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("top", [1, 3, 8])
 @pytest.mark.parametrize("link", [FREE, SLOW], ids=lambda link: link.name)
 def test_the_first_few_are_those_of_all_even_though_few_are_simulated(top: int, link: Link) -> None:
@@ -275,6 +278,7 @@ def every_cut(layers: int, stages: int) -> list[tuple[int, ...]]:
     return [tuple(b - a for a, b in itertools.pairwise((0, *places, layers))) for places in cuts]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mib", [2, 2.5, 3, 3.5, 4])
 def test_what_is_short_of_memory_is_so_however_it_is_cut(mib: float) -> None:
     """All cuts were tried; of those that fit, the one with the least busy stage is taken."""

@@ -92,6 +92,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.thorough
 @quick
 @given(steps, st.sampled_from(sorted(OPTIMIZERS)), st.sampled_from([None, 1.0, 3.0]))
 def test_weights_and_optimizer_are_those_of_a_synchronised_step(plan: Plan, optimizer: str, clip: float | None) -> None:

@@ -433,6 +433,7 @@ def test_extras_reach_the_layers_that_are_profiled() -> None:
     assert result.grads["0.body.weight"] is not None
 
 
+@pytest.mark.thorough
 def test_ranks_with_several_stages_are_balanced_together() -> None:
     """Stages 0 and 3 of v-half share a rank, so its first stage is small where the last one is heavy."""
     layers = [*[Heavy(0.002) for _ in range(6)], Heavy(0.006)]
@@ -486,6 +487,7 @@ def test_too_many_stages_are_refused_as_ever() -> None:
         pp.run("1f1b", classifier(), inputs, targets, p=8, m=2, loss_fn=F.cross_entropy, partition="profiled")
 
 
+@pytest.mark.thorough
 def test_the_heavy_head_of_a_gpt_is_found() -> None:
     model = gpt(layers=4, width=32, vocab=2**16, context=16)
     tokens = torch.randint(2**16, (4, 16), generator=torch.Generator().manual_seed(0))

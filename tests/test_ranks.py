@@ -93,6 +93,7 @@ def test_nothing_is_left_in_the_temporary_folder() -> None:
     assert not list(Path(tempfile.gettempdir()).glob("ranks-*"))
 
 
+@pytest.mark.thorough
 def test_ranks_that_are_up_can_still_agree_on_a_group_of_two() -> None:
     """As NCCL's communicators are made, for the channels of the first plan that needs them."""
 

@@ -174,6 +174,7 @@ def test_a_receiver_without_file_descriptors_says_so(pair: Pair) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("count", "size"), [(512, 8), (512, 20_000), (crates.MOST + 16, LARGE)])
 def test_sends_never_wait(count: int, size: int) -> None:
     """All messages are on their way before anybody looks: more than a socket holds, and more than there are crates."""

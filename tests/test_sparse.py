@@ -90,6 +90,7 @@ def short(tied: bool = False) -> list[nn.Module]:
     return [*model(tied)[:3], nn.Linear(4, 5).double()]
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Sparse invariant")
 @pytest.mark.parametrize(
     ("kind", "name"),

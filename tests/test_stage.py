@@ -323,6 +323,7 @@ def test_every_schedule_runs(name: str) -> None:
     assert result.peak_in_flight == pp.in_flight(plan)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(12))
 def test_any_legal_order_of_B_or_I_and_W(seed: int) -> None:  # noqa: N802
     rng = random.Random(seed)
@@ -446,6 +447,7 @@ def test_the_gradient_leaves_when_I_is_done() -> None:  # noqa: N802
     assert spans["0I0"].start < spans["1W0"].end - 0.2
 
 
+@pytest.mark.thorough
 def test_training_with_I_and_W_is_training_with_B() -> None:  # noqa: N802
     batches = [rows_of(6, seed) for seed in range(3)]
     options: dict[str, Any] = {"loss_fn": F.cross_entropy, "optimizer": torch.optim.SGD, "steps": 3, "progress": False}

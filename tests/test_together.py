@@ -143,6 +143,7 @@ PLANS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", RIGHT)
 @pytest.mark.parametrize("name", PLANS)
 def test_tensors_in_one_memory_are_as_in_one_process(name: str, case: str) -> None:
@@ -230,6 +231,7 @@ def trained(partition: tuple[int, ...], layers: list[nn.Module]) -> dict[str, Te
     return dict(pp.train("1f1b", layers, [rows_of(8)] * 3, steps=3, **options).state_dict)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("columns", [False, True], ids=["one memory", "side by side"])
 def test_weights_in_one_memory_train_as_in_one_process(columns: bool) -> None:
     whole = nn.Sequential(*sharing(columns))  # a deep copy of it would be two tensors

@@ -51,6 +51,7 @@ KEEPS: dict[str, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("case", "recompute"), list(zip(KEEPS, (True, False, True, False, True), strict=True)))
 def test_what_changes_must_live_on_one_rank(case: str, recompute: bool) -> None:
     name, *does = KEEPS[case]

@@ -103,6 +103,7 @@ def test_every_plan_is_legal_and_complete(name: str, p: int, m: int) -> None:
         assert set(row) == {Action(s, op, i) for s in stages for op in (Op.F, Op.I, Op.W) for i in range(m)}
 
 
+@pytest.mark.thorough
 @every_schedule
 @quick
 @given(p=st.integers(1, 16), m=st.integers(1, 40))
@@ -191,6 +192,7 @@ def test_within_the_memory_of_1f1b_zb_v_is_no_worse_than_the_memory_grid_says(ro
     assert zb_v_measured(row).stage_bubble_rate <= published + 0.5e-6  # they print six digits
 
 
+@pytest.mark.thorough
 @every_schedule
 def test_twice_the_microbatches_take_twice_the_work(name: str) -> None:
     """Counted in calls of functions, which unlike seconds are the same every time."""

@@ -180,6 +180,7 @@ def test_the_explorer_shows_what_the_simulator_says() -> None:
     assert boxes_named(panel, "I7") == 4
 
 
+@pytest.mark.thorough
 @quick
 @given(st.sampled_from(list(pp.SCHEDULES)), st.integers(1, 6), st.integers(1, 12), st.floats(0, 4), st.floats(0, 2))
 def test_the_explorer_follows_its_controls(name: str, p: int, m: int, forward: float, hop: float) -> None:

@@ -143,6 +143,7 @@ def plan_for(problem: Problem) -> tuple[Schedule, Costs]:
     return zb_auto(problem.p, problem.m, costs, problem.limit, problem.kept), costs
 
 
+@pytest.mark.thorough
 @few
 @given(problems())
 def test_a_plan_is_legal_split_and_within_memory_and_its_clock_is_the_simulators(problem: Problem) -> None:
@@ -167,6 +168,7 @@ def test_never_worse_than_the_orders_made_by_hand(p: int, m: int, data: st.DataO
         assert found <= simulate(by_hand, costs).longest_stage_time * (1 + 1e-12)
 
 
+@pytest.mark.thorough
 @few
 @given(problems())
 def test_never_worse_than_the_papers_eight_choices(problem: Problem) -> None:

@@ -11,8 +11,10 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=180", "-p", "no:cacheprovider"]
-# Three at once, on two cores too: tests and notebooks wait for processes more than they work.
+# Files at once. Tests and notebooks wait for processes more than they work, so three on two cores too; the quick
+# tests only work.
 THREE_FILES = ["-n", "3", "--dist", "loadfile"]
+TWO_FILES = ["-n", "2", "--dist", "loadfile"]
 A_KERNEL_EACH = [*THREE_FILES, "--timeout=0"]  # a notebook's cells have their own limit
 
 
@@ -52,7 +54,8 @@ def parts(root: Path, everything: bool, quick: bool, extra: list[str]) -> Iterat
     yield "ruff format", ["ruff", "format", "--check", *code]
     yield "mypy", ["mypy", "--strict", "--num-workers", "2", "ppcourse"]
     named = any(Path(root, argument.split("::")[0]).exists() for argument in extra)
-    what = [] if named else ["tests", *([] if extra else THREE_FILES)]
+    at_once = [] if extra else TWO_FILES if quick else THREE_FILES
+    what = [] if named else ["tests", *at_once]
     which = [*(["--all"] if everything else []), *(["-m", "not thorough"] if quick and not extra else [])]
     yield "tests", ["pytest", *what, *which, *extra]
     if not quick:
