@@ -2,6 +2,7 @@
 
 import functools
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -211,6 +212,14 @@ def test_a_model_may_be_a_sequential_a_list_or_a_tuple(kind: Any) -> None:
 def test_a_plan_of_one_rank_may_be_text_or_rows(plan: Any) -> None:
     result = pp.run(plan, classifier(), INPUTS, TARGETS, loss_fn=F.cross_entropy)
     assert result.loss == pytest.approx(pp.reference_step(MODEL, INPUTS, TARGETS, loss_fn=F.cross_entropy).loss)
+
+
+def test_ops_may_be_letters_in_a_plan_of_ones_own() -> None:
+    plan = pp.build("zb-h1", p=2, m=2)
+    letters = replace(plan, rows=tuple(tuple(action._replace(op=action.op.value) for action in r) for r in plan.rows))
+    results = [pp.run(each, classifier(), INPUTS, TARGETS, loss_fn=F.cross_entropy) for each in (plan, letters)]
+    assert results[0].loss == results[1].loss
+    assert all(torch.equal(grad, results[1].grads[name]) for name, grad in results[0].grads.items())
 
 
 def mask_loss(output: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Is a plan legal? Each rule by its code and its sentence; the verdict against a brute-force execution."""
 
+import json
 import math
 import pickle
 import random
@@ -15,10 +16,14 @@ from hypothesis import given
 from strategies import allowed, made, needed, plans, quick, random_homes, random_order, refused
 
 from ppcourse.analysis.in_flight import in_flight, in_flight_bytes
+from ppcourse.analysis.memory import Sizes, held_by_plan
 from ppcourse.analysis.simulate import simulate
+from ppcourse.analysis.trace import chrome_trace
+from ppcourse.lab.gantt_text import gantt_text
 from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.blocking import blocking
+from ppcourse.schedules.channels import channels
 from ppcourse.schedules.placement import loop, table
 from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
 from ppcourse.schedules.validate import _circle, check, validate
@@ -108,9 +113,9 @@ def test_a_stage_or_microbatch_that_the_plan_does_not_have_is_out_of_range(actio
 
 NO_ACTIONS = [
     *(Action(stage, Op.F, 0) for stage in (0.0, math.nan, "0", None, True, np.float64(0))),
-    *(Action(0, Op.F, microbatch) for microbatch in (0.5, "0", None)),
+    *(Action(0, Op.F, microbatch) for microbatch in (0.5, "0", None, True)),  # True: as good as 1, to Python
     *(Action(0, op, 0) for op in ("X", "", None, [], 1)),
-    *((0, "F"), (0, Op.F, 0, 0), "0F0", "0F", 7, None),
+    *((0, "F"), (0, Op.F, 0), (0, Op.F, 0, 0), "0F0", "0F", 7, None),
 ]
 
 
@@ -133,6 +138,33 @@ def test_numbers_of_numpy_and_letters_for_ops_are_as_good_as_ours() -> None:
     plan = Schedule("mine", loop(1), 1, ((Action(np.int64(0), "F", np.int32(0)), Action(0, Op.B, 0)),))
     assert validate(plan) == ()
     assert simulate(plan).makespan == 3
+
+
+def test_a_number_that_numpy_cannot_hold_is_out_of_range() -> None:
+    plan = build("gpipe", 1, 2)
+    plan = replace(plan, rows=((Action(10**20, Op.F, 0), Action(np.int64(0), Op.F, 0), *plan.rows[0][1:]),))
+    assert [violation.code for violation in validate(plan)] == ["out-of-range"]
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "dualpipe-v"])
+def test_a_plan_in_letters_and_numbers_of_numpy_is_the_same_to_all_who_read_it(name: str) -> None:
+    plan = build(name, 2, 6)
+    rows = tuple(tuple(Action(np.int64(s), op.value, np.int32(i)) for s, op, i in row) for row in plan.rows)
+    other = replace(plan, rows=rows)
+    readers: list[Callable[[Schedule], object]] = [
+        validate,
+        simulate,
+        channels,
+        in_flight,
+        forward_only,
+        lambda plan: validate(forward_only(plan)),
+        lambda plan: held_by_plan(plan, Sizes(stashed=5.0, kept_for_w=2.0)),
+        lambda plan: gantt_text(simulate(plan)),
+        lambda plan: json.dumps(chrome_trace(simulate(plan))),
+        str,
+    ]
+    for read in readers:
+        assert read(other) == read(plan)
 
 
 def test_a_stage_on_a_rank_that_there_is_not_is_missing() -> None:

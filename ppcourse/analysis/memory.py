@@ -174,13 +174,13 @@ def held_by_plan(plan: Schedule, sizes: Sizes, keep_outputs: bool = False) -> tu
         sharing = Sharing(plan, turns) if turns else None
         for action in row:
             stage, op, _ = action
-            if op is Op.F:
+            if op == Op.F:
                 activations, outputs = activations + stashed[stage], outputs + output[stage]
-            elif op is Op.W:
+            elif op == Op.W:
                 owed -= kept[stage]
             else:
                 activations, outputs = activations - stashed[stage], outputs - output[stage]
-                owed += kept[stage] if op is Op.I else 0.0
+                owed += kept[stage] if op == Op.I else 0.0
             if sharing:
                 more = sharing.after(action)
                 activations, owed = activations + more[0], owed + more[1]

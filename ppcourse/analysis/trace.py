@@ -87,12 +87,12 @@ def _boxes_and_arrows(process: int, timeline: Timeline, scale: float, first_arro
         yield {
             "ph": "X",
             "name": str(action),
-            "cat": action.op.value,
+            "cat": str(action.op),
             "pid": process,
             "tid": rank,
             "ts": moment(start),
             "dur": lasts(span),
             "cname": COLOURS[action.op],
-            "args": {"stage": action.stage, "microbatch": action.microbatch},
+            "args": {"stage": int(action.stage), "microbatch": int(action.microbatch)},
         }
         yield from (arrows[span] for arrows in (arrives, leaves) if span in arrows)

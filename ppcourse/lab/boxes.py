@@ -42,7 +42,7 @@ def one_stage_a_rank(timeline: Timeline) -> bool:
 
 def names(action: Action, with_stage: bool) -> list[str]:
     """How to name an action, from the longest name to the shortest."""
-    short = [f"{action.op.value}{action.microbatch}", str(action.microbatch)]
+    short = [f"{action.op}{action.microbatch}", str(action.microbatch)]
     return [str(action), *short] if with_stage else short
 
 

@@ -55,7 +55,7 @@ def gantt_text(timeline: Timeline, columns: int = 112) -> str:
 def _named(timeline: Timeline) -> list[Named]:
     with_stage = not one_stage_a_rank(timeline)
     return [
-        Named(rank, start, end, "+".join(names(a, with_stage)[0] for a in actions), actions[0].op.value)
+        Named(rank, start, end, "+".join(names(a, with_stage)[0] for a in actions), str(actions[0].op))
         for rank, start, end, actions in boxes(timeline)
     ]
 

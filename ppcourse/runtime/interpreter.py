@@ -63,7 +63,7 @@ class Interpreter:
             Op.I: self.input_grad,
             Op.W: self.weight_grad,
         }
-        self.split = {(stage, microbatch) for stage, op, microbatch in self.row if op is Op.I}
+        self.split = {(stage, microbatch) for stage, op, microbatch in self.row if op == Op.I}
         self.comes = {action: incoming(plan, action) for action in self.row}  # each message is known before the step
         self.goes = {action: outgoing(plan, action) for action in self.row}
         self.pairs = plan.pairs[rank]
@@ -162,9 +162,9 @@ class Interpreter:
 
     def _given(self, action: Action) -> Arrival:
         """What the action starts from: the batch, a message, or what a stage on this rank handed over."""
-        if action.op is Op.W:
+        if action.op == Op.W:
             return Arrival(None, HERE)  # its stage has kept what it needs
-        forward = action.op is Op.F
+        forward = action.op == Op.F
         if forward and action.stage == 0:
             return Arrival(self.inputs[action.microbatch], HERE)
         if message := self.comes[action]:
@@ -176,16 +176,16 @@ class Interpreter:
 
     def _used(self, action: Action, given: Any) -> None:
         """From now on what was given is the action's, and counts for it as long as somebody needs it."""
-        if action.op is not Op.W:
+        if action.op != Op.W:
             self.handed_over.pop(_place(action), None)
         self.meter.watch(given)  # it may outlive the stage that made it
 
     def _pack(self, action: Action, result: Any) -> Parcel | None:
         """What is to be sent to another rank; what this rank needs itself is put aside."""
         if message := self.goes[action]:
-            return self.link.pack(message, bundled(result) if action.op is Op.F else result)
+            return self.link.pack(message, bundled(result) if action.op == Op.F else result)
         if user := consumer(self.plan, action):
-            if action.op is Op.F:
+            if action.op == Op.F:
                 check_crosses(result)
                 result = as_inputs(self.stages[action.stage].let_go(result))
             self.handed_over[_place(user)] = result
@@ -193,7 +193,7 @@ class Interpreter:
 
     def _keep(self, action: Action, result: Any) -> None:
         place = action.stage, action.microbatch
-        if action.op is not Op.F:
+        if action.op != Op.F:
             self.sent.pop(place, None)
         elif self.goes[action]:
             self.sent[place] = result
@@ -210,4 +210,4 @@ class Interpreter:
 
 def _place(action: Action) -> tuple[Kind, int, int]:
     """Of what an F, a B or an I starts from."""
-    return Kind.ACTIVATION if action.op is Op.F else Kind.GRADIENT, action.stage, action.microbatch
+    return Kind.ACTIVATION if action.op == Op.F else Kind.GRADIENT, action.stage, action.microbatch

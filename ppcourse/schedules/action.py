@@ -9,7 +9,10 @@ RIGHT = "an action is a stage, one of F, B, I, W, and a microbatch, as in 2F0"
 
 
 class Op(StrEnum):
-    """What a stage does to a microbatch. The letters are those of torch.distributed.pipelining."""
+    """What a stage does to a microbatch. The letters are those of torch.distributed.pipelining.
+
+    To be compared with ==, not with `is`: a plan that somebody builds may have the letters themselves.
+    """
 
     F = "F"  # forward
     B = "B"  # full backward: I, then W
@@ -45,8 +48,8 @@ class Action(NamedTuple):
 
 
 def is_action(thing: object) -> bool:
-    """Whether `thing` is a whole number, an op or its letter, and a whole number."""
-    if not isinstance(thing, tuple) or len(thing) != len(Action._fields):
+    """Whether `thing` is an Action of a whole number, an op or its letter, and a whole number."""
+    if not isinstance(thing, Action):
         return False
     stage, op, microbatch = thing
     return op in [*Op] and all(isinstance(n, Integral) and not isinstance(n, bool) for n in (stage, microbatch))

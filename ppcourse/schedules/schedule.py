@@ -61,7 +61,7 @@ class Schedule:
     @property
     def trains(self) -> bool:
         """False if the plan has forwards only."""
-        return any(action.op is not Op.F for row in self.rows for action in row)
+        return any(action.op != Op.F for row in self.rows for action in row)
 
     @property
     def pairs(self) -> list[set[int]]:
@@ -163,7 +163,7 @@ class Schedule:
 
 def forward_only(plan: Schedule) -> Schedule:
     """The same order without backward, for evaluation."""
-    rows = tuple(tuple(action for action in row if action.op is Op.F) for row in plan.rows)
+    rows = tuple(tuple(action for action in row if action.op == Op.F) for row in plan.rows)
     return Schedule(f"{plan.name} (forward only)", plan.placement, plan.num_microbatches, rows)
 
 

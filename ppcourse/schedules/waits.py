@@ -89,7 +89,7 @@ class Waits:
 
         Nothing if something is out of place, or no action.
         """
-        if not row:
+        if {*map(type, row)} != {Action}:
             return (), (), set()
         first = {op: n * plan.num_stages for n, op in enumerate(Op)}
         try:
@@ -135,8 +135,11 @@ def waits_of(plan: Schedule) -> Waits:
 
 
 def _whole(numbers: tuple[int, ...]) -> tuple[int, ...]:
-    """The same as ints, whatever stands for one. Raises TypeError for what is no whole number."""
-    return numbers if type(sum(numbers)) is int else tuple(map(index, numbers))  # of ints the sum is one, and quick
+    """The same as ints, whatever stands for one. Raises TypeError for what is no whole number, as True is none."""
+    kinds = {*map(type, numbers)}
+    if bool in kinds:
+        raise TypeError
+    return numbers if kinds == {int} else tuple(map(index, numbers))
 
 
 def _lanes(plan: Schedule, numbering: Numbering) -> list[Lane]:
