@@ -1,5 +1,6 @@
 """The schedules: golden tables, what holds for all counts, and what is said of counts that cannot be."""
 
+import re
 from collections import Counter
 from itertools import product
 
@@ -115,6 +116,31 @@ def test_golden(counts: tuple[str, int, int], drawn: str) -> None:
 def test_golden_with_a_split_backward(counts: tuple[str, int, int], drawn: str) -> None:
     rows = [line.split() for line in drawn.strip().splitlines()]
     assert staircase(build(*counts), Costs()) == rows
+
+
+PICTURED = [name for name, builder in SCHEDULES.items() if "rank 0:" in str(builder.__doc__)]
+
+
+@pytest.mark.parametrize("name", PICTURED)
+def test_the_picture_in_the_docstring_of_a_builder_is_what_it_builds(name: str) -> None:
+    text = str(SCHEDULES[name].__doc__)
+    [(p, v, m)] = re.findall(r"p = (\d), (?:v = (\d), )?m = (\d)     rank 0:", text)
+    rows = [row.split() for row in re.findall(r"rank \d: (.*?)(?: +drawn with .*)?$", text, re.MULTILINE)]
+    plan = build(name, int(p), int(m), int(v) if v else None)
+    costs = Costs() if "I" in letters(plan) else SLOTS
+    chart = plan.to_text().splitlines() if v else [" ".join(row) for row in staircase(plan, costs)]
+
+    def word(action: str) -> str:
+        if v or action == ".":
+            return action
+        return f"{action[1].lower()}{int(action[0]) // plan.num_ranks}" if name == "zb-v" else action[1]
+
+    assert rows == [list(map(word, row.split())) for row in chart]
+
+
+def test_most_builders_have_a_picture() -> None:
+    others = {"zb-auto", "v-half", "v-min", "dualpipe", "dualpipe-v"}  # searched for, or drawn as blocks and as words
+    assert {*PICTURED} == SCHEDULES.keys() - others
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -30,7 +30,7 @@ from ppcourse.analysis.in_flight import in_flight
 from ppcourse.analysis.simulate import simulate
 from ppcourse.analysis.timeline import Span, Timeline
 from ppcourse.schedules import build
-from ppcourse.schedules.action import Action
+from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.costs import Costs
 from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
 
@@ -513,8 +513,18 @@ def test_a_measured_timeline_may_start_anywhere_and_come_in_any_order() -> None:
 
 
 def test_time_that_two_spans_share_is_busy_once() -> None:
-    spans = (Span(0, Action.parse("0F0"), 0.0, 4.0), Span(0, Action.parse("0B1"), 1.0, 2.0))
-    assert Timeline.of("mine", 1, spans).busy == (4,)
+    long, inside, across = ((0.0, 4.0), (1.0, 2.0), (3.0, 5.0))
+    within, beyond = (
+        Timeline.of("mine", 1, [Span(0, Action(0, Op.F, i), *time) for i, time in enumerate(times)])
+        for times in ([long, inside], [long, inside, across])
+    )
+    assert (within.busy, within.makespan, within.longest_stage_time) == ((4,), 4, 4)
+    assert beyond.busy == (5,)
+
+
+def test_of_two_that_start_at_once_the_shorter_came_first() -> None:
+    free, long = Span(0, Action.parse("0F0"), 1.0, 1.0), Span(0, Action.parse("0B0"), 1.0, 3.0)
+    assert Timeline.of("mine", 1, (long, free)).by_rank == ((free, long),)
 
 
 def test_an_empty_timeline_has_no_bubble() -> None:

@@ -15,8 +15,8 @@ def dualpipe(p: int, m: int) -> Schedule:
 
     m counts both streams. p and m are even and m is at least 2p; else ValueError.
 
-    DeepSeek-V3 report, §3.2.1; bubble (p/2 - 1)(F&B + B - 3W) with its B, the full backward; 2 copies of the
-    weights, p + 1 microbatches held.
+    DeepSeek-V3 report, §3.2.1; bubble (p/2 - 1)(F&B + B - 3W) with its B, the full backward (exact if
+    F = I = W); 2 copies of the weights, p + 1 microbatches held.
     """
     if p % 2:
         raise ValueError(f"p is {p}, but dualpipe pairs the ranks from both ends: p is even, for example {p + 1}.")

@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: each rank holds v stages, so that a microbatch comes round v times and the bubble is 1/v."""
+"""Interleaved 1F1B: each rank holds v stages, so a microbatch comes round v times and the bubble is 1/v as long."""
 
 from itertools import chain
 
@@ -16,8 +16,8 @@ def interleaved(p: int, m: int, v: int = 2) -> Schedule:
     v  chunks, stages a rank
     r  rank
     g  groups of p microbatches; in each, forwards go chunk after chunk, backwards the last chunk first
-    w  warm-up: forwards before the first backward. Stage 0 gets its first gradient after v chunks of p
-       microbatches; each rank before the last needs two more, one for the way down and one for the way back
+    w  warm-up: forwards before F and B take turns. The last rank does all its chunks but one, for p microbatches;
+       each rank before it needs two more than the next one, one for the way down and one for the way back
 
     Any m: if it is no multiple of p, this is the plan for the next multiple, without the microbatches that are
     not there. That is legal, since an action needs only actions of its own microbatch, and in the same order.

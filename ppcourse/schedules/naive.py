@@ -8,7 +8,7 @@ from ppcourse.schedules.schedule import Schedule
 def naive(p: int, m: int) -> Schedule:
     """Each microbatch goes all the way down and back before the next one starts.
 
-    p  ranks          p = 3, m = 1     rank 0: F . . . . B
+    p  ranks          p = 3, m = 1     rank 0: F . . . . B     drawn with F = B
     m  microbatches                    rank 1: . F . . B .
     r  rank                            rank 2: . . F B . .
     i  microbatch

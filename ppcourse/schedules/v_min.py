@@ -12,8 +12,8 @@ def v_min(p: int, m: int) -> Schedule:
 
     Every rank has its I1 2p units after its F0, and its I0 2p units after its F1. Where p is a multiple of 3
     those are their own slots, and the block is delayed. There a rank that would wait for the delayed block
-    runs ahead of it instead, and the last rank is delayed once more (found by trying: it costs no time, and
-    lets F0 run further ahead).
+    runs ahead of it instead, and the last rank is delayed once more (found by trying: F0 runs further
+    ahead, and the bubble is smaller).
     """
     fits = p % 3 != 0
     block = lay_block(p, hops=(1, 1, 1, 1), turns=(1, 1, 1) if fits else (1, 1, 2))

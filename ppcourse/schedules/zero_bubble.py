@@ -10,7 +10,7 @@ from ppcourse.schedules.schedule import Schedule
 
 
 def zb_h1(p: int, m: int) -> Schedule:
-    """1F1B's warm-up, so at most p microbatches on a rank; a third of 1F1B's bubble if F, I and W last alike.
+    """1F1B's warm-up, so at most p microbatches on a rank; a third of 1F1B's bubble if F = I = W and m >= p.
 
         p = 3, m = 6     rank 0: F F F . . I W F I W F I W F I W I W I W     drawn with F = I = W
                          rank 1: . F F . I F I W F I W F I W F I W I W W
@@ -22,13 +22,13 @@ def zb_h1(p: int, m: int) -> Schedule:
 
 
 def zb_h2(p: int, m: int) -> Schedule:
-    """Twice the warm-up: no idle slot between a rank's first action and its last if F, I and W last alike.
+    """Twice the warm-up: no idle slot between a rank's first action and its last if F = I = W and m >= 2p - 1.
 
         p = 3, m = 6     rank 0: F F F F F I W F I W I W I W I W I W . .     drawn with F = I = W
                          rank 1: . F F F I F I F I W F I W I W I W W W .
                          rank 2: . . F I F I F I F I F I W F I W W W W W
 
-    It holds up to 2p - 1 microbatches. The makespan is that of ZB-H1; what falls is the longest stage time, for
+    It holds up to 2p - 1 microbatches. The makespan is then that of ZB-H1; what falls is the longest stage time, for
     ranks now start and end one after the other. Qi et al. 2024 (Zero Bubble, arXiv 2401.10241), §2.
     """
     return _zero_bubble("zb-h2", p, m, 2)
