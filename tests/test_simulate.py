@@ -522,6 +522,12 @@ def test_time_that_two_spans_share_is_busy_once() -> None:
     assert beyond.busy == (5,)
 
 
+@pytest.mark.parametrize("rank", [-1, 2])  # -1: the last one, for a list
+def test_a_span_of_a_rank_that_there_is_not_is_refused(rank: int) -> None:
+    with refused(f"Rank {rank} runs 0F0, but the timeline has ranks 0 to 1."):
+        Timeline.of("mine", 2, [Span(rank, Action.parse("0F0"), 0.0, 1.0)])
+
+
 def test_of_two_that_start_at_once_the_shorter_came_first() -> None:
     free, long = Span(0, Action.parse("0F0"), 1.0, 1.0), Span(0, Action.parse("0B0"), 1.0, 3.0)
     assert Timeline.of("mine", 1, (long, free)).by_rank == ((free, long),)

@@ -49,9 +49,12 @@ class Timeline:
 
     @classmethod
     def of(cls, name: str, num_ranks: int, spans: Iterable[Span], source: Source = "simulated") -> "Timeline":
-        """The timeline of spans that come in any order."""
+        """The timeline of spans that come in any order. Raises ValueError for a span of a rank that there is not."""
         rows: list[list[Span]] = [[] for _ in range(num_ranks)]
         for span in sorted(spans, key=lambda span: (span.start, span.end)):
+            if not 0 <= span.rank < num_ranks:
+                ranks = f"the timeline has ranks 0 to {num_ranks - 1}"
+                raise ValueError(f"Rank {span.rank} runs {span.action}, but {ranks}.")
             rows[span.rank].append(span)
         tracks = ([tuple(column) for column in zip(*row, strict=True)] for row in rows)
         return cls(name, tuple(Track(*track[1:]) if track else Track((), (), ()) for track in tracks), source)
