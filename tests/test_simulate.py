@@ -545,6 +545,8 @@ def test_no_span_is_made_until_somebody_asks_for_one() -> None:
     assert all(answers)
     assert not {"spans", "by_rank"} & {*vars(timeline)}
     assert timeline.spans == tuple(span for row in timeline.by_rank for span in row)
+    assert timeline.spans is timeline.spans  # and then only once
+    assert timeline.by_rank is timeline.by_rank
     assert Timeline.of("dualpipe", 4, timeline.spans) == timeline
 
 

@@ -134,6 +134,12 @@ def test_what_is_no_action_is_out_of_range(ask: Callable[[Schedule], object], wr
             ask(plan)
 
 
+def test_a_pair_with_what_is_no_action_is_told_with_it() -> None:
+    plan = build("gpipe", 1, 2)
+    plan = replace(plan, rows=(("0F0", *plan.rows[0][1:]),), overlapped=frozenset({(0, 0)}))
+    assert [violation.code for violation in validate(plan)] == ["out-of-range", "overlap"]
+
+
 def test_numbers_of_numpy_and_letters_for_ops_are_as_good_as_ours() -> None:
     plan = Schedule("mine", loop(1), 1, ((Action(np.int64(0), "F", np.int32(0)), Action(0, Op.B, 0)),))
     assert validate(plan) == ()
