@@ -27,6 +27,7 @@ from ppcourse.schedules.channels import channels
 from ppcourse.schedules.placement import loop, table
 from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
 from ppcourse.schedules.validate import _circle, check, validate
+from ppcourse.schedules.waits import waits_of
 
 BROKEN = [
     ("0F0 0B0 0B0", "duplicate", 0, 2, "Rank 0 runs 0B0 at position 2, but did that at position 1."),
@@ -176,6 +177,14 @@ def test_a_plan_in_letters_and_numbers_of_numpy_is_the_same_to_all_who_read_it(n
 def test_a_stage_on_a_rank_that_there_is_not_is_missing() -> None:
     plan = replace(build("gpipe", 1, 2), placement=table([0, 3], 1))
     assert {violation.code for violation in validate(plan)} == {"missing"}
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if not name.startswith("dualpipe")])  # B beside I and W
+def test_that_all_is_there_is_known_without_a_closer_look(name: str) -> None:
+    plan = build(name, 3, 7)
+    assert waits_of(plan).whole
+    assert waits_of(forward_only(plan)).whole
+    assert waits_of(plan) is waits_of(plan)
 
 
 def test_a_plan_of_nothing_is_legal() -> None:

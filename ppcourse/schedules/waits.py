@@ -96,7 +96,7 @@ class Waits:
             stages, ops, microbatches = zip(*row, strict=True)
             stages, microbatches = _whole(stages), _whole(microbatches)
             lane = list(map(add, map(first.__getitem__, ops), stages))
-        except (TypeError, ValueError, KeyError):
+        except (TypeError, KeyError):
             return (), (), set()
         if plan.placement.opposite:
             turn, far = plan.placement.turn, len(Op) * plan.num_stages
