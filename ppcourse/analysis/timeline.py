@@ -56,8 +56,10 @@ class Timeline:
                 ranks = f"the timeline has ranks 0 to {num_ranks - 1}"
                 raise ValueError(f"Rank {span.rank} runs {span.action}, but {ranks}.")
             rows[span.rank].append(span)
-        tracks = ([tuple(column) for column in zip(*row, strict=True)] for row in rows)
-        return cls(name, tuple(Track(*track[1:]) if track else Track((), (), ()) for track in tracks), source)
+        columns = (
+            Track(tuple(s.action for s in row), tuple(s.start for s in row), tuple(s.end for s in row)) for row in rows
+        )
+        return cls(name, tuple(columns), source)
 
     @property
     def num_ranks(self) -> int:
