@@ -322,6 +322,13 @@ def test_a_message_takes_its_bytes_over_the_bandwidth_and_then_the_hop() -> None
     assert spans["0B0"].start == spans["1B0"].end + 20 / 10 + 0.5  # the gradient of what stage 0 handed on
 
 
+def test_each_stage_has_a_size_of_its_own() -> None:
+    plan = Schedule.from_text("0F0 0B0\n1F0 1B0\n2F0 2B0")
+    spans = {str(s.action): s for s in simulate(plan, Costs(1, 1, 0, size=[10, 40, 999], bandwidth=10)).spans}
+    assert spans["1F0"].start - spans["0F0"].end == spans["0B0"].start - spans["1B0"].end == 1
+    assert spans["2F0"].start - spans["1F0"].end == spans["1B0"].start - spans["2B0"].end == 4
+
+
 def test_messages_on_the_same_way_queue() -> None:
     plan = Schedule.from_text("0F0 0F1 0F2\n1F0 1F1 1F2")
     starts = [s.start for s in simulate(plan, Costs(1, size=30, bandwidth=10)).by_rank[1]]
@@ -389,6 +396,11 @@ def test_more_microbatches_and_stages_leave_the_delays_of_the_others_as_they_wer
     lasted = {span.action: span.end - span.start for span in many.spans}
     assert [s.end - s.start for s in few.spans] == pytest.approx([lasted[s.action] for s in few.spans])
     assert len({round(time, 9) for time in lasted.values()}) == len(many.spans)
+
+
+def test_f_i_and_w_of_a_microbatch_have_delays_of_their_own() -> None:
+    spans = simulate(build("zb-h1", 1, 4), jitter=0.5, seed=3).spans
+    assert len({round(span.end - span.start, 9) for span in spans}) == 12
 
 
 @pytest.mark.parametrize("seed", [None, "x", 1.5, [1]])
