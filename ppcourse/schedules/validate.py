@@ -96,7 +96,7 @@ def _out_of_place(plan: Schedule) -> Iterator[Violation]:
                 yield Violation("wrong-rank", rank, position, _stray_sentence(plan, rank, action, home))
     for rank, position in sorted(plan.overlapped):
         pair = plan.rows[rank][position : position + 2] if 0 <= rank < plan.num_ranks else ()
-        if [action.op for action in pair if is_action(action)] != [Op.F, Op.B]:
+        if [action.op for action in pair if isinstance(action, Action)] != [Op.F, Op.B]:
             sentence = f"Rank {rank} overlaps a pair at position {position} that is not an F and then a B."
             yield Violation("overlap", rank, position, sentence)
         elif pair[0]._replace(op=Op.B) == pair[1]:
