@@ -26,6 +26,7 @@ class Replay:
     def __iter__(self) -> Iterator[range]:
         waits = waits_of(self.plan)
         maker, first = waits.maker, [row.start for row in waits.rows]
+        reached = first.copy()
         joined = {first[rank] + position for rank, position in self.plan.overlapped}
         done = [False] * (waits.never + 1)
         for place in first:
@@ -34,7 +35,7 @@ class Replay:
         awake = list(reversed(range(self.plan.num_ranks)))
         while awake:
             rank = awake.pop()
-            begin = place = first[rank] + self.stopped[rank]
+            begin = place = reached[rank]
             while done[maker[place]] and not (joined and place in joined and not done[maker[place + 1]]):
                 done[place] = True
                 if (sleeper := asleep[place]) is not None:
@@ -42,8 +43,9 @@ class Replay:
                 place += 1
             awaited = maker[place + 1] if done[maker[place]] else maker[place]
             asleep[awaited] = rank
-            self.stopped[rank] = place - first[rank]
+            reached[rank] = place
             yield range(begin, place)
+        self.stopped = [place - begin for place, begin in zip(reached, first, strict=True)]
 
     def together(self, rank: int, position: int) -> tuple[Action, ...]:
         """The actions that start together at `position`: two for an overlapped pair."""
