@@ -92,12 +92,14 @@ LATER = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in LATER:
-        raise AttributeError(f"module 'ppcourse' has no name {name!r}")
-    value = getattr(importlib.import_module(LATER[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # mypy would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in LATER:
+            raise AttributeError(f"module 'ppcourse' has no name {name!r}")
+        value = getattr(importlib.import_module(LATER[name]), name)
+        globals()[name] = value
+        return value
 
 
 if "ipykernel" in sys.modules:  # in a notebook; elsewhere ranks start when they are needed
