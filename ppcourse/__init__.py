@@ -43,9 +43,9 @@ from ppcourse.schedules.action import Action as Action
 from ppcourse.schedules.action import Op as Op
 from ppcourse.schedules.blocking import blocking as blocking
 from ppcourse.schedules.costs import Costs as Costs
+from ppcourse.schedules.forward_only import forward_only as forward_only
 from ppcourse.schedules.schedule import Schedule as Schedule
 from ppcourse.schedules.schedule import ScheduleError as ScheduleError
-from ppcourse.schedules.schedule import forward_only as forward_only
 from ppcourse.schedules.validate import Violation as Violation
 from ppcourse.schedules.validate import check as check
 from ppcourse.schedules.validate import validate as validate
