@@ -53,8 +53,10 @@ class Timeline:
         rows: list[list[Span]] = [[] for _ in range(num_ranks)]
         for span in sorted(spans, key=lambda span: (span.start, span.end)):
             rows[span.rank].append(span)
-        tracks = ([tuple(column) for column in zip(*row, strict=True)] for row in rows)
-        return cls(name, tuple(Track(*track[1:]) if track else Track((), (), ()) for track in tracks), source)
+        columns = (
+            Track(tuple(s.action for s in row), tuple(s.start for s in row), tuple(s.end for s in row)) for row in rows
+        )
+        return cls(name, tuple(columns), source)
 
     @property
     def num_ranks(self) -> int:

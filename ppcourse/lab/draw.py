@@ -173,7 +173,7 @@ def _par(p: int, m: int, v: int, costs: Costs) -> list[tuple[str, ...]]:
 
 
 def _only(timeline: Timeline, spans: Sequence[Span]) -> Timeline:
-    return Timeline.of(timeline.name, timeline.num_ranks, tuple(spans))
+    return Timeline.of(timeline.name, timeline.num_ranks, spans)
 
 
 def _listed(looked: Draft) -> str:

@@ -72,7 +72,7 @@ def reference_step(
             spans += [Span(0, Action(0, Op.F, i), began, between)]
             spans += [Span(0, Action(0, Op.B, i), between, time.perf_counter() - zero)]
     grads = {name: joined(parted(weight.grad)) for name, weight in whole.named_parameters()}
-    timeline = Timeline.of("reference", 1, tuple(spans), "measured")
+    timeline = Timeline.of("reference", 1, spans, "measured")
     measured = meter.memory()
     found = bytes_of("reference", [measured and measured.with_link((0, 0))])  # nobody to send to
     return Result(total, grads, timeline, peak_in_flight=(1.0,), **found)

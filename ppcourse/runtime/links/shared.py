@@ -68,8 +68,8 @@ class Receiver:
         return Came(self._crates[number].open(length), sent_at)
 
     def _fill(self, room: memoryview, files: list[int]) -> float:
-        """Read until `room` is full. When the wait for it ended (perf_counter seconds), 0.0 if there was none."""
-        waited, flags = 0.0, int(socket.MSG_DONTWAIT)
+        """Read until `room` is full. When the last of it came (perf_counter seconds), 0.0 if all was there before."""
+        last, whole, flags = 0.0, len(room), int(socket.MSG_DONTWAIT)
         while room:
             try:
                 count, extra, _, _ = self._socket.recvmsg_into([room], self._space, flags)
@@ -78,11 +78,11 @@ class Receiver:
                 continue
             if count == 0:
                 raise EOFError("its process is gone")
-            if not flags:
-                waited = time.perf_counter()
+            if not flags or len(room) < whole:  # waited for, or sent while it was being read
+                last = time.perf_counter()
             files += [FILE.unpack(data)[0] for _, _, data in extra if len(data) == FILE.size]
             room = room[count:]
-        return waited
+        return last
 
 
 class Peer:

@@ -65,7 +65,7 @@ class Session:
         """All ranks' spans on one clock that starts with the first of them; empty if there was no step."""
         spans = [span for report in reports for span in report.spans]
         zero = min((span.start for span in spans), default=0.0)
-        moved = tuple(Span(s.rank, s.action, s.start - zero, s.end - zero) for s in spans)
+        moved = (Span(s.rank, s.action, s.start - zero, s.end - zero) for s in spans)
         return Timeline.of(self.cut.plan.name, self.pool.num_ranks, moved, "paced" if self.paced else "measured")
 
     def gradients(self) -> dict[str, Tensor | None]:
