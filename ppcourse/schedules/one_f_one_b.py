@@ -6,7 +6,7 @@ from ppcourse.schedules.schedule import Schedule
 
 
 def one_f_one_b(p: int, m: int) -> Schedule:
-    """Narayanan et al. 2019 (PipeDream), §3.3; with a flush, Narayanan et al. 2021, §2.2.
+    """Narayanan et al. 2019 (PipeDream), §3.3 of the 2018 preprint; with a flush, Narayanan et al. 2021, §2.2.
 
     p  ranks          p = 3, m = 4     rank 0: F F F . . B F B . B . B
     m  microbatches                    rank 1: . F F . B F B F B . B .
