@@ -66,8 +66,8 @@ def compare(
     named = f"p={p}, paced x{factor:.0f}" if paced else f"p={p}, unpaced"
     print(f"{named:16} {cuts[0]} {cuts[1]}: predicted {saved(*predicted):.1%}")
     ratio = statistics.median(1 - b / a for a, b in zip(*times, strict=True))
-    for cut, seconds in zip(("uniform", "optimal"), times, strict=True):
-        print(f"  {cut}   best {min(seconds):.3f} s, median {statistics.median(seconds):.3f} s of {turns}")
+    for method, seconds in zip(("uniform", "optimal"), times, strict=True):
+        print(f"  {method}   best {min(seconds):.3f} s, median {statistics.median(seconds):.3f} s of {turns}")
     print(f"  measured {saved(min(times[0]), min(times[1])):.1%} of the bests, median of the turns {ratio:.1%}")
 
 

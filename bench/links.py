@@ -77,8 +77,8 @@ def with_two_ranks(work: Callable[[Callable[[str, int, int], list[float]]], None
         def ask(*question: Any) -> list[float]:
             for pipe in pipes:
                 pipe.send(question)
-            times, _ = [pipe.recv() for pipe in pipes]
-            return times
+            answers: list[list[float]] = [pipe.recv() for pipe in pipes]
+            return answers[0]
 
         work(ask)
         for pipe in pipes:
@@ -92,8 +92,7 @@ def answer(rank: int, folder: Path, pipe: Connection) -> None:
     torch.set_num_threads(1)
     os.environ.update(system.gloo_environment())
     door = listen(rank, 2, folder)
-    store = dist.FileStore(str(folder / "store"), 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     dist.barrier()
     peers = {other: Peer(other, end) for other, end in meet(rank, 2, folder, door).items()}
     while question := pipe.recv():
@@ -112,6 +111,8 @@ def rally(carrier: GlooLink | SharedLink, plan: pp.Schedule, rank: int, size: in
     dist.barrier()
     for i in range(rounds):
         there, back = incoming(plan, pp.Action.parse(f"1F{i}")), incoming(plan, pp.Action.parse(f"0B{i}"))
+        assert there  # and back: two stages on two ranks wait for each other's messages
+        assert back
         began = time.perf_counter()
         if rank == 0:
             carrier.send(carrier.pack(there, value))

@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, schedules
-from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 import ppcourse as pp
 from ppcourse.analysis.timeline import Span, Timeline
@@ -36,6 +35,7 @@ from ppcourse.schedules.action import Op
 HERE = 0.0001  # seconds that a wait for what has long come may take
 CPU = torch.device("cpu")
 torchs_wait = schedules._wait_batch_p2p
+runtime: Any = schedules._PipelineScheduleRuntime  # has no types
 
 
 class Work(NamedTuple):
@@ -110,8 +110,7 @@ def live(rank: int, p: int, folder: Path, pipe: Connection) -> None:
     system.sleep_precisely()
     torch.set_num_threads(1)
     os.environ.update(system.gloo_environment())
-    store = dist.FileStore(str(folder / "store"), p)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=p)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=p)
     dist.barrier()
     side: TorchSide | None = None
     while (question := pipe.recv()) is not None:
@@ -142,7 +141,7 @@ class TorchSide:
             kind = ScheduleGPipe if self.plan.name == "gpipe" else Schedule1F1B
             self.schedule: Any = kind(stages[0], m, loss_fn=loss_fn)
         else:
-            self.schedule = _PipelineScheduleRuntime(stages, m, loss_fn=loss_fn)
+            self.schedule = runtime(stages, m, loss_fn=loss_fn)
             path = self.folder / f"plan-{self.rank}.csv"
             self.plan.to_csv(path)
             self.schedule._load_csv(str(path))
@@ -185,25 +184,25 @@ class TorchSide:
 
 
 class TimedStage(PipelineStage):
-    """torch's stage, whose actions are timed."""
+    """torch's stage, whose actions are timed; the microbatch is the first argument of each."""
 
     def __init__(self, side: TorchSide, module: nn.Module, number: int) -> None:
         super().__init__(module, number, side.plan.num_stages, CPU)
         self.side = side
 
-    def forward_one_chunk(self, microbatch: int, *args: Any, **options: Any) -> Any:
-        return self._timed(Op.F, microbatch, super().forward_one_chunk, args, options)
+    def forward_one_chunk(self, *args: Any, **options: Any) -> Any:
+        return self._timed(Op.F, super().forward_one_chunk, args, options)
 
-    def backward_one_chunk(self, microbatch: int, loss: Any = None, full_backward: bool = True, **options: Any) -> Any:
-        options |= {"loss": loss, "full_backward": full_backward}
-        return self._timed(Op.B if full_backward else Op.I, microbatch, super().backward_one_chunk, (), options)
+    def backward_one_chunk(self, *args: Any, **options: Any) -> Any:
+        op = Op.B if options.get("full_backward", True) else Op.I  # torch gives it by name
+        return self._timed(op, super().backward_one_chunk, args, options)
 
-    def backward_weight_one_chunk(self, microbatch: int, *args: Any, **options: Any) -> Any:
-        return self._timed(Op.W, microbatch, super().backward_weight_one_chunk, args, options)
+    def backward_weight_one_chunk(self, *args: Any, **options: Any) -> Any:
+        return self._timed(Op.W, super().backward_weight_one_chunk, args, options)
 
-    def _timed(self, op: Op, microbatch: int, do: Callable[..., Any], args: Any, options: Any) -> Any:
-        action = pp.Action(self.stage_index, op, microbatch)
-        return self.side.timed(action, lambda: do(microbatch, *args, **options))
+    def _timed(self, op: Op, do: Callable[..., Any], args: Any, options: Any) -> Any:
+        action = pp.Action(self.stage_index, op, args[0])
+        return self.side.timed(action, lambda: do(*args, **options))
 
 
 FIRST_STEP = """

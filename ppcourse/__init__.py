@@ -43,9 +43,9 @@ from ppcourse.schedules.action import Action as Action
 from ppcourse.schedules.action import Op as Op
 from ppcourse.schedules.blocking import blocking as blocking
 from ppcourse.schedules.costs import Costs as Costs
+from ppcourse.schedules.forward_only import forward_only as forward_only
 from ppcourse.schedules.schedule import Schedule as Schedule
 from ppcourse.schedules.schedule import ScheduleError as ScheduleError
-from ppcourse.schedules.schedule import forward_only as forward_only
 from ppcourse.schedules.validate import Violation as Violation
 from ppcourse.schedules.validate import check as check
 from ppcourse.schedules.validate import validate as validate
@@ -92,12 +92,14 @@ LATER = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in LATER:
-        raise AttributeError(f"module 'ppcourse' has no name {name!r}")
-    value = getattr(importlib.import_module(LATER[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # mypy would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in LATER:
+            raise AttributeError(f"module 'ppcourse' has no name {name!r}")
+        value = getattr(importlib.import_module(LATER[name]), name)
+        globals()[name] = value
+        return value
 
 
 if "ipykernel" in sys.modules:  # in a notebook; elsewhere ranks start when they are needed

@@ -486,7 +486,7 @@ if counted and priced:
     print("GPipe recomputed {:4.0f} t_f {:5.1f} GB".format(*recomputed(8, 32, 1, 2, 0.1, 1.5)))
 
 # %% [markdown]
-# So: 1F1B if it fits, since it only pays for its hops; if not, recompute, which works with 1F1B too.
+# So: 1F1B if it fits, for it costs nothing but waiting for hops; if not, recompute, which works with 1F1B too.
 # Plain GPipe only while m is small.
 #
 # ## Say it in an interview

@@ -378,8 +378,8 @@ for row in table[::3]:
 # %% [markdown]
 # Ours is longer, each time by exactly p hops. In the authors' program a rank waits for a message that wraps around,
 # from the last rank to the first or back, only at the first microbatch of each group of p. The order is the same, so
-# the rest mostly fits, but not all of it does. The paper is a little too kind to its competitor; one finds that out
-# only by computing the column.
+# the other messages mostly come in time even so, but not all of them do. The paper is a little too kind to its
+# competitor; one finds that out only by computing the column.
 #
 # ## A plan for your memory
 #

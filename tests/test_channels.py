@@ -12,7 +12,8 @@ from strategies import Fact, allowed, built_plans, made, needed, plans, quick, r
 from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.channels import Channel, Kind, Message, channels, incoming, outgoing
-from ppcourse.schedules.schedule import Schedule, forward_only
+from ppcourse.schedules.forward_only import forward_only
+from ppcourse.schedules.schedule import Schedule
 
 OUT_OF_ORDER = """
 0F0 0F1 0B0 0B1

@@ -19,8 +19,9 @@ from ppcourse.analysis.trace import chrome_trace
 from ppcourse.schedules import build
 from ppcourse.schedules.action import Action
 from ppcourse.schedules.costs import Costs
+from ppcourse.schedules.forward_only import forward_only
 from ppcourse.schedules.placement import Placement, bidirectional
-from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
+from ppcourse.schedules.schedule import Schedule, ScheduleError
 from ppcourse.schedules.validate import validate
 
 PAIR = "0F0 0F1 0F2+0B0 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2"

@@ -25,8 +25,9 @@ from ppcourse.analysis.tied import Tied
 from ppcourse.schedules import build
 from ppcourse.schedules.action import Action
 from ppcourse.schedules.channels import channels
+from ppcourse.schedules.forward_only import forward_only
 from ppcourse.schedules.placement import Placement
-from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
+from ppcourse.schedules.schedule import Schedule, ScheduleError
 
 PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "activations.json").read_text())
 RECEIVED = "receive buffers"

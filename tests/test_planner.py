@@ -30,6 +30,7 @@ FREE = LINKS["free"]
 SLOW = Link("far", bandwidth=1e6, latency=1e-3)
 
 EVERY = tuple(name for name in SCHEDULES if name != "zb-auto")
+ABOVE = "it must be a finite number above 0"
 
 
 @cache
@@ -468,7 +469,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         (lambda: small(gpus=10**30), f"gpus is {10**30}; it must be at most 1,000,000."),
         (lambda: Shape(10**6, 8, 1, 8, 8), "Shape.layers is 1000000; it must be at most 10,000."),
         (lambda: Shape(1, 8, 1, 10**400, 8), f"Shape.vocab is {10**400}; it must be at most 1,000,000,000."),
-        (lambda: GPU("x", 10**400, 1), f"GPU.memory is {10**400}; it must be a finite number above 0."),
+        (lambda: GPU("x", 10**400, 1), f"GPU.memory is {10**400}; {ABOVE}: 80e9 for 80 GB."),
         (lambda: Link("x", 1, 10**400), f"Link.latency is {10**400}; it must be a finite number of at least 0."),
     ],
 )
@@ -544,9 +545,9 @@ def test_a_direction_of_pcie_is_what_its_lanes_carry() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: GPU("x", 0, 1), "GPU.memory is 0; it must be a finite number above 0."),
-        (lambda: GPU("x", 1, math.inf), "GPU.flops is inf; it must be a finite number above 0."),
-        (lambda: Link("x", -1), "Link.bandwidth is -1; it must be a finite number above 0."),
+        (lambda: GPU("x", 0, 1), f"GPU.memory is 0; {ABOVE}: 80e9 for 80 GB."),
+        (lambda: GPU("x", 1, math.inf), f"GPU.flops is inf; {ABOVE}: 989e12 for 989 TFLOP/s."),
+        (lambda: Link("x", -1), f"Link.bandwidth is -1; {ABOVE}: 450e9 for 450 GB/s."),
         (lambda: Link("x", 1, -1), "Link.latency is -1; it must be a finite number of at least 0."),
     ],
 )

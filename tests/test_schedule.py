@@ -12,8 +12,9 @@ from strategies import built_plans, plans, quick, random_orders, refused
 
 from ppcourse.schedules import build
 from ppcourse.schedules.action import Action, Op
+from ppcourse.schedules.forward_only import forward_only
 from ppcourse.schedules.placement import loop
-from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
+from ppcourse.schedules.schedule import Schedule, ScheduleError
 from ppcourse.schedules.validate import validate
 
 STAIRS = """

@@ -32,7 +32,8 @@ from ppcourse.analysis.timeline import Span, Timeline
 from ppcourse.schedules import build
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.costs import Costs
-from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
+from ppcourse.schedules.forward_only import forward_only
+from ppcourse.schedules.schedule import Schedule, ScheduleError
 
 DATA = Path(__file__).parent / "data"
 UNIT_COSTS = json.loads((DATA / "unit_costs.json").read_text())["rows"]

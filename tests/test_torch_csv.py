@@ -23,8 +23,9 @@ from ppcourse.analysis.in_flight import in_flight
 from ppcourse.analysis.simulate import simulate
 from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.action import Action, Op
+from ppcourse.schedules.forward_only import forward_only
 from ppcourse.schedules.placement import table
-from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
+from ppcourse.schedules.schedule import Schedule, ScheduleError
 from ppcourse.schedules.validate import validate
 
 ORDERS = json.loads((Path(__file__).parent / "data" / "unit_costs.json").read_text())["orders"]["rows"]

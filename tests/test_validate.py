@@ -24,8 +24,9 @@ from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.action import Action, Op
 from ppcourse.schedules.blocking import blocking
 from ppcourse.schedules.channels import channels
+from ppcourse.schedules.forward_only import forward_only
 from ppcourse.schedules.placement import loop, table
-from ppcourse.schedules.schedule import Schedule, ScheduleError, forward_only
+from ppcourse.schedules.schedule import Schedule, ScheduleError
 from ppcourse.schedules.validate import _circle, check, validate
 from ppcourse.schedules.waits import waits_of
 
@@ -241,13 +242,16 @@ def test_a_pair_marked_where_nothing_is_is_told(place: tuple[int, int]) -> None:
     assert [tuple(violation) for violation in validate(plan)] == [("overlap", *place, sentence)]
 
 
-@pytest.mark.parametrize("ask", [check, validate, simulate, blocking, in_flight, lambda plan: in_flight_bytes(plan, 1)])
-@pytest.mark.parametrize(("wrong", "kind"), [("gpipe", "str"), (None, "NoneType"), (["0F0 0B0"], "list")])
+ASKED = [check, validate, simulate, blocking, in_flight, lambda plan: in_flight_bytes(plan, 1), forward_only]
+
+
+@pytest.mark.parametrize("ask", ASKED)
+@pytest.mark.parametrize(("wrong", "told"), [("gpipe", "'gpipe'"), (None, "None"), (["0F0 0B0"], "['0F0 0B0']")])
 def test_a_name_or_text_where_a_plan_belongs_is_told(
-    ask: Callable[[Schedule], object], wrong: Schedule, kind: str
+    ask: Callable[[Schedule], object], wrong: Schedule, told: str
 ) -> None:
     right = 'take build("gpipe", p=4, m=8), or read your own with Schedule.from_text or from_rows'
-    with refused(f"A {kind} stands where a Schedule belongs; {right}."):
+    with refused(f"A Schedule belongs here, and not {told}; {right}."):
         ask(wrong)
 
 

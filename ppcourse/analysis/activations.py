@@ -1,8 +1,5 @@
 """What a transformer layer keeps for its backward, in closed forms: bytes of one microbatch.
 
-    s  sequence length      h  hidden size            a  attention heads
-    b  sequences in a microbatch                      t  tensor-parallel ranks
-
 16-bit activations, dropout masks of one byte an element, and nothing else. Each formula is of one layer.
 """
 
@@ -25,7 +22,12 @@ def layer_activations(
     sequence_parallel: bool = False,
     recompute: Recompute = "none",
 ) -> float:
-    """s b h (34 + 5 a s ÷ h), and its kin. Korthikanti et al. 2022 (arXiv 2205.05198), §4.1, §5 and Table 2.
+    """Bytes of one layer for one microbatch: s b h (34 + 5 a s ÷ h), and its kin.
+
+    s  sequence length      h  hidden size            a  attention heads       ffn  width of the feed-forward
+    b  sequences            t  tensor-parallel ranks                                layers, 4 h by default
+
+    Korthikanti et al. 2022 (arXiv 2205.05198), §4.1, §5 and Table 2.
 
     Per s b h: attention keeps 11 and 5 a s ÷ h, the two layer norms 4, and the feed-forward layers 3 + 4 ffn ÷ h,
     19 if ffn is 4 h. Of these, tensor parallelism does not divide 10 (the layer norms, the inputs of both blocks,

@@ -75,10 +75,18 @@ def all_reduce_time(size: float, members: int, link: Link) -> float:
     return 2 * (members - 1) * link.carry(size / members) if members > 1 else 0.0
 
 
+EXAMPLES = {
+    "memory": "80e9 for 80 GB",
+    "flops": "989e12 for 989 TFLOP/s",
+    "bandwidth": "450e9 for 450 GB/s",
+}
+
+
 def _check_positive(kind: str, **numbers: float) -> None:
     for word, number in numbers.items():
         if not (is_size(number) and number > 0):
-            raise ValueError(f"{kind}.{word} is {number!r}; it must be a finite number above 0.")
+            right = f"it must be a finite number above 0: {EXAMPLES[word]}"
+            raise ValueError(f"{kind}.{word} is {number!r}; {right}.")
 
 
 # Titles and addresses of what the makers print, in source. Which of it has been held against the numbers:

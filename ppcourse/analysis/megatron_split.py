@@ -37,7 +37,10 @@ def megatron_split(
         raise ValueError("There is one rank, so first and last are the same one; leave one out.")
     rest = num_layers + embedding + loss - sum(uneven.values())
     ranks = num_ranks - len(uneven)
-    if rest < 0 or (rest % ranks if ranks else rest):
+    if rest < 0:
+        asked = sum(uneven.values())
+        raise ValueError(f"first and last ask for {asked} of {num_layers} layers; take at most {num_layers - ranks}.")
+    if rest % ranks if ranks else rest:
         raise ValueError(f"{rest} layers are left for {ranks} ranks; Megatron wants a multiple of {ranks}.")
     each = [uneven.get(rank, rest // ranks if ranks else 0) for rank in range(num_ranks)]
     for rank, size in enumerate(each):

@@ -156,6 +156,8 @@ def memory_limit(
     each = _prefix(_numbers("layer_stashed", layer_stashed, layers, "layers", 0.0))
     times = _numbers("held", held, num_ranks, "ranks", 1.0)
     most = _numbers("limits", limits, num_ranks, "ranks", 0.0)
+    if layer_memory is None and layer_stashed is None:
+        raise ValueError("limits has nothing to hold down: give layer_memory, layer_stashed, or both.")
 
     def fits(rank: int, stretches: Sequence[tuple[int, int]]) -> bool:
         taken = sum(always[b] - always[a] + times[rank] * (each[b] - each[a]) for a, b in stretches)

@@ -72,6 +72,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
+        """Weights of the whole model, how many."""
         return sum(layer.parameters for layer in self.work(1))
 
     def boundary(self, b: int) -> float:

@@ -8,7 +8,7 @@ from ppcourse.analysis.timeline import Timeline, Track
 from ppcourse.schedules.action import Op
 from ppcourse.schedules.bulk import collector_paused
 from ppcourse.schedules.channels import ways
-from ppcourse.schedules.costs import Costs, check_total
+from ppcourse.schedules.costs import Costs, check_total, demand_costs
 from ppcourse.schedules.schedule import Schedule
 from ppcourse.schedules.validate import check, order_of
 from ppcourse.schedules.waits import NOBODY, waits_of
@@ -30,8 +30,8 @@ def simulate(plan: Schedule, costs: Costs | None = None, *, jitter: float = 0.0,
     do not fit the plan or are too large to be added up, for a jitter that is not a number of at least 0 and for a
     seed that is no whole number.
     """
-    if costs is not None and not isinstance(costs, Costs):
-        raise ValueError(f"costs is {costs!r}, but it must be Costs, for example Costs(forward=1, comm=0.1).")
+    if costs is not None:
+        demand_costs(costs)
     if not (isinstance(jitter, Real) and 0 <= jitter < math.inf):
         raise ValueError(f"jitter is {jitter!r}; it must be a number of at least 0 (0.1: a tenth longer on average).")
     if not isinstance(seed, Integral):

@@ -86,6 +86,7 @@ class Timeline:
 
     @property
     def makespan(self) -> float:
+        """From the first start on any rank to the last end on any."""
         return self.end - self.start
 
     @cached_property

@@ -52,7 +52,7 @@ def parts(root: Path, everything: bool, quick: bool, extra: list[str]) -> Iterat
     code = [path for path in code if (root / path).exists()]
     yield "ruff check", ["ruff", "check", *code]
     yield "ruff format", ["ruff", "format", "--check", *code]
-    yield "mypy", ["mypy", "--strict", "--num-workers", "2", "ppcourse"]
+    yield "mypy", ["mypy", "--strict", "--num-workers", "2", "ppcourse", "bench"]
     named = any(Path(root, argument.split("::")[0]).exists() for argument in extra)
     at_once = [] if extra else TWO_FILES if quick else THREE_FILES
     what = [] if named else ["tests", *at_once]

@@ -6,7 +6,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,7 +81,12 @@ class Report:
 
 
 def doctor(ranks: tuple[int, ...] = (1, 2, 4, 8)) -> Report:
-    """What this machine can do, and what runs of these numbers of ranks would use here. CUDA is not started."""
+    """What this machine can do, and what runs of these numbers of ranks would use here. CUDA is not started.
+
+    Raises ValueError for what are no numbers of ranks.
+    """
+    if not isinstance(ranks, Iterable) or not all(isinstance(p, int) and p >= 1 for p in ranks):
+        raise ValueError(f"ranks is {ranks!r}, but it must be whole numbers of at least 1, as in doctor((2, 4)).")
     from ppcourse.runtime.links.carriers import choose
     from ppcourse.runtime.machine import gpus
     from ppcourse.runtime.processes.server import start_method

@@ -24,7 +24,7 @@ from ppcourse.lab.svg import svg
 from ppcourse.lab.trial import Trial, trial
 from ppcourse.schedules import SCHEDULES, build
 from ppcourse.schedules.action import Action, Op
-from ppcourse.schedules.costs import Costs
+from ppcourse.schedules.costs import Costs, demand_costs
 from ppcourse.schedules.placement import loop
 from ppcourse.schedules.schedule import IDLE, Schedule, ScheduleError
 
@@ -77,6 +77,7 @@ class Drawing(Panel):
 
     def write(self, rows: Sequence[str]) -> None:
         """Replace the rows, and draw once. Raises ValueError for another number of rows than ranks."""
+        rows = [rows] if isinstance(rows, str) else rows
         if len(rows) != len(self.rows):
             raise ValueError(f"There are {len(rows)} rows for {len(self.rows)} ranks; write one a rank.")
         self.drawing = True
@@ -238,7 +239,9 @@ def draw_schedule(
     for name, count, most in (("p", p, MOST_RANKS), ("m", m, MOST_MICROBATCHES), ("v", v, 4)):
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
             raise ValueError(f"{name} is {count!r}; to be drawn it must be a whole number from 1 to {most}.")
-    drawing = Drawing(_fitting(p, m, v), p, m, v, costs or Costs())
+    costs = Costs() if costs is None else costs
+    demand_costs(costs)
+    drawing = Drawing(_fitting(p, m, v), p, m, v, costs)
     if rows is not None:
         drawing.write(rows)
     return drawing

@@ -79,6 +79,9 @@ def _judge(exercise: graders.Exercise, answer: Any) -> Verdict:
     if isinstance(outcome.error, graders.Unsolved):
         return Verdict(exercise.number, "unsolved", " ".join(["not solved yet", str(outcome.error)]).strip())
     if error := outcome.error:
+        if type(error) is TypeError and str(error) == f"'{type(answer).__name__}' object is not callable":
+            asked = f"your answer is {reprlib.repr(answer)}, and this exercise asks for a function"
+            return Verdict(exercise.number, "wrong", asked)
         told = attempt(functools.partial(_told, error, calls, exercise.limit), 5.0).value
         return Verdict(exercise.number, "wrong", told or f"your code raises {type(error).__name__}")
     if outcome.value is not None:

@@ -15,7 +15,7 @@ from ppcourse.lab.gantt_text import gantt_text
 from ppcourse.lab.panel import Drawn, Panel, choice, in_words, real, sentence, table, tick, whole
 from ppcourse.lab.svg import svg
 from ppcourse.schedules import SCHEDULES, build
-from ppcourse.schedules.costs import Costs
+from ppcourse.schedules.costs import Costs, demand_costs
 from ppcourse.schedules.schedule import Schedule
 from ppcourse.schedules.zb_auto import zb_auto
 
@@ -129,14 +129,15 @@ def explore(
             "p": whole("p, ranks", p, 1, MOST_RANKS),
             "m": whole("m, microbatches", m, 1, MOST_MICROBATCHES),
             "v": whole("v, stages a rank", v, 1, 4),
-            **cost_sliders(costs or Costs()),
+            **cost_sliders(Costs() if costs is None else costs),
             "letters": tick("in letters"),
         }
     )
 
 
 def cost_sliders(costs: Costs) -> dict[str, Any]:
-    """A slider each for F, I, W and a hop. Raises ValueError for costs that are given per stage."""
+    """A slider each for F, I, W and a hop. Raises ValueError for no Costs, and for costs that are given per stage."""
+    demand_costs(costs)
     labels = {"forward": "F", "input_grad": "I", "weight_grad": "W"}
     for name in labels:
         if isinstance(getattr(costs, name), Sequence):

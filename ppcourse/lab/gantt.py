@@ -4,7 +4,9 @@ Built without pyplot, whose list of open figures would keep every chart alive an
 """
 
 import io
+import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ FILL = 0.86  # of a rank's row that its boxes take
 GAP = 0.35  # points that a box leaves free on each side, so that neighbours are told apart
 SCREEN, PRINT = 100, 150  # pixels an inch: on the page, in the file
 LEFT, RIGHT, TOP, BOTTOM, LINE = 0.65, 0.15, 0.25, 0.48, 0.17  # inches: margins, and a line of text
+NARROWEST = 2  # inches, of a chart
 COMPARABLE = 20  # if simulated and measured times are further apart than this, their units differ
 
 
@@ -59,10 +62,10 @@ def gantt(*timelines: Timeline, title: str | None = None, width: float = 9.0, ov
     overlay   two timelines on one axis: the first in the upper half of each rank's row, the second below it
 
     Times are in the unit of the costs, or in ms if a timeline is measured: beside it, a simulated one is
-    taken to be in seconds. Raises ValueError for no timeline, for an overlay of anything but two timelines
-    of equally many ranks, and for simulated and measured times too far apart to be in one unit.
+    taken to be in seconds. Raises ValueError for no timeline, for a width below 2, for an overlay of anything but
+    two timelines of equally many ranks, and for simulated and measured times too far apart to be in one unit.
     """
-    _refuse(timelines, overlay)
+    _refuse(timelines, width, overlay)
     groups = [timelines] if overlay else [(timeline,) for timeline in timelines]
     ranks = sum(group[0].num_ranks for group in groups)
     row = min(0.5 if overlay else 0.3, max(0.1, 8 / ranks))
@@ -83,11 +86,13 @@ def gantt(*timelines: Timeline, title: str | None = None, width: float = 9.0, ov
     return figure
 
 
-def _refuse(timelines: Sequence[Timeline], overlay: bool) -> None:
+def _refuse(timelines: Sequence[Timeline], width: float, overlay: bool) -> None:
     if not timelines:
         raise ValueError("gantt needs a timeline, as in gantt(simulate(plan)).")
     for timeline in timelines:
         require_timeline(timeline)
+    if not (isinstance(width, Real) and NARROWEST <= width < math.inf):
+        raise ValueError(f"width is {width!r}; it must be inches, at least {NARROWEST}, 9 for example.")
     counts = [timeline.num_ranks for timeline in timelines]
     if overlay and (len(counts) != 2 or counts[0] != counts[1]):
         said = " and ".join(str(count) for count in counts)

@@ -1,10 +1,13 @@
 """A Gantt chart in letters: what the picture shows, for whoever reads, compares or cannot see it."""
 
 import math
+from numbers import Integral
 from typing import NamedTuple
 
 from ppcourse.analysis.timeline import Timeline
 from ppcourse.lab.boxes import boxes, clock, headline, in_seconds, names, one_stage_a_rank, require_timeline
+
+FEWEST = 20  # characters in a line, the rank's name included
 
 
 class Grid(NamedTuple):
@@ -35,8 +38,12 @@ def gantt_text(timeline: Timeline, columns: int = 112) -> str:
 
     If all times are multiples of a common one, that is a column, and the chart is exact. If this takes more
     than `columns` characters, the chart is to scale, and a name that does not fit is cut to its letter.
+
+    Raises ValueError for what is no timeline, and for fewer than 20 columns.
     """
     require_timeline(timeline)
+    if isinstance(columns, bool) or not isinstance(columns, Integral) or columns < FEWEST:
+        raise ValueError(f"columns is {columns!r}; it must be a whole number of at least {FEWEST}, 112 for example.")
     if not timeline.makespan:
         return headline(timeline)
     named = _named(timeline)

@@ -213,6 +213,8 @@ def explore_m(
 
     Needs a kernel; elsewhere a picture stands in its place. Raises ValueError for an unknown schedule.
     """
+    if isinstance(schedules, str):
+        raise ValueError(f"schedules is {schedules!r}, but it must be a list, as in ['gpipe', '1f1b'].")
     for name in schedules:
         if name not in SCHEDULES:
             raise ValueError(f"There is no schedule {name!r}; the schedules are {', '.join(SCHEDULES)}.")
@@ -221,7 +223,7 @@ def explore_m(
             "p": whole("p, ranks", p, 1, MOST_RANKS),
             "m": whole("m, microbatches", m, 1, MOST_MICROBATCHES),
             "v": whole("v, stages a rank", v, 1, 4),
-            **cost_sliders(costs or Costs()),
+            **cost_sliders(Costs() if costs is None else costs),
             **{name: tick(name, name in schedules) for name in SCHEDULES},
         }
     )

@@ -119,7 +119,7 @@ def explore_overlap(
     F and B alone include the all-to-all of a mixture of experts and all else that they wait for; a pair hides some
     of it. Needs a kernel; elsewhere a picture stands in its place. Raises ValueError for an unknown schedule.
     """
-    costs = costs or Costs()
+    costs = Costs() if costs is None else costs
     sliders = cost_sliders(costs)
     del sliders["hop"]  # what a stage waits for is in F and B here
     alone = sum(slider.value for slider in sliders.values())

@@ -9,6 +9,7 @@ stands in its place.
 
 import base64
 import io
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
@@ -170,7 +171,7 @@ def choice(label: str, options: Sequence[Any], value: Any) -> Any:
     """One of several, from a list that drops down. Raises ValueError for a value that is not among them."""
     known = [option[1] if isinstance(option, tuple) else option for option in options]
     if value not in known:
-        raise ValueError(f"{label} is {value!r}; it must be one of {', '.join(map(str, known))}.")
+        raise ValueError(f"{label} is {reprlib.repr(value)}; it must be one of {', '.join(map(str, known))}.")
     return ipywidgets.Dropdown(options=options, value=value, description=label, layout=WIDE, style=LABEL)
 
 

@@ -20,7 +20,8 @@ from ppcourse.runtime.stages.statistics import check_statistics, twins_in
 from ppcourse.runtime.tracing import files_of
 from ppcourse.runtime.values.extras import check_extras
 from ppcourse.schedules.costs import Costs
-from ppcourse.schedules.schedule import Schedule, forward_only
+from ppcourse.schedules.forward_only import forward_only
+from ppcourse.schedules.schedule import Schedule
 
 CROSS_ENTROPY = "torch.nn.functional.cross_entropy"
 

@@ -21,6 +21,10 @@ class Op(StrEnum):
 
     __hash__ = str.__hash__  # Enum's own is written in Python and slows every table that ops index
 
+    @classmethod
+    def _missing_(cls, value: object) -> "Op":
+        raise ValueError(f"{value!r} is not an op; an op is one of F, B, I, W.")
+
 
 class Action(NamedTuple):
     """`Action(2, Op.F, 0)` is stage 2, forward, microbatch 0; its text form is `2F0`."""
@@ -35,7 +39,7 @@ class Action(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "Action":
         """The action that `text` stands for. Raises ValueError if it is not one."""
-        match = re.fullmatch(r"([0-9]{1,99})([FBIW])([0-9]{1,99})", text.strip())
+        match = re.fullmatch(r"([0-9]{1,99})([FBIW])([0-9]{1,99})", text.strip()) if isinstance(text, str) else None
         if match is None:
             raise ValueError(f"{text!r} is not an action; {RIGHT}.")
         return cls(int(match[1]), Op(match[2]), int(match[3]))

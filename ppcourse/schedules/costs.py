@@ -79,10 +79,16 @@ def per_stage(name: str, value: PerStage, num_stages: int) -> tuple[float, ...]:
 
 def check_size(name: str, value: PerStage, one_only: bool = False) -> None:
     """Raise ValueError unless `value` is a finite number of at least 0, or a list of them where that is allowed."""
-    for number in [value] if one_only or not isinstance(value, Sequence) else value:
+    for number in [value] if one_only or isinstance(value, str) or not isinstance(value, Sequence) else value:
         if not is_size(number):
             lists = "" if one_only else ", or a list of one a stage"
             raise ValueError(f"{name} is {number!r}; it must be a finite number of at least 0{lists}.")
+
+
+def demand_costs(costs: object) -> None:
+    """Raise ValueError for what is no Costs: a number, say."""
+    if not isinstance(costs, Costs):
+        raise ValueError(f"costs is {costs!r}, but it must be Costs, for example Costs(forward=1, comm=0.1).")
 
 
 def check_total(total: float) -> None:

@@ -161,12 +161,6 @@ class Schedule:
         return cells
 
 
-def forward_only(plan: Schedule) -> Schedule:
-    """The same order without backward, for evaluation."""
-    rows = tuple(tuple(action for action in row if action.op == Op.F) for row in plan.rows)
-    return Schedule(f"{plan.name} (forward only)", plan.placement, plan.num_microbatches, rows)
-
-
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
     """The lines of a CSV and their numbers; without blank ones, and without what is between actions."""
     try:

@@ -1,5 +1,6 @@
 """Is a plan legal? Every broken rule as data: a code, a place, and a sentence."""
 
+import reprlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ def demand_schedule(plan: object) -> None:
     """Raise ValueError for what is not a plan: its name, or its text, say."""
     if not isinstance(plan, Schedule):
         right = 'take build("gpipe", p=4, m=8), or read your own with Schedule.from_text or from_rows'
-        raise ValueError(f"A {type(plan).__name__} stands where a Schedule belongs; {right}.")
+        raise ValueError(f"A Schedule belongs here, and not {reprlib.repr(plan)}; {right}.")
 
 
 def check(plan: Schedule) -> None:

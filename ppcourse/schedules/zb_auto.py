@@ -6,7 +6,7 @@ from itertools import chain, product
 from numbers import Real
 
 from ppcourse.schedules.action import Action, Op
-from ppcourse.schedules.costs import Costs, check_total
+from ppcourse.schedules.costs import Costs, check_total, demand_costs
 from ppcourse.schedules.placement import loop
 from ppcourse.schedules.schedule import Schedule
 from ppcourse.schedules.zb_bound import lower_bound, run_ahead
@@ -117,8 +117,7 @@ def _targeted_recipes(problem: Problem, bound: float, best: float) -> Iterator[R
 
 def _problem(p: int, m: int, costs: Costs, memory_limit: float, kept_for_w: float) -> Problem:
     """The problem in plain numbers, or a ValueError."""
-    if not isinstance(costs, Costs):
-        raise ValueError(f"costs is {costs!r}, but it must be Costs, for example Costs(forward=1, comm=0.1).")
+    demand_costs(costs)
     if not (_is_number(kept_for_w) and 0 <= kept_for_w < math.inf):
         raise ValueError(f"kept_for_w is {kept_for_w!r}; it must be a share of at least 0 (1.0: I frees nothing).")
     least = max(1.0, kept_for_w)  # beyond 1, a microbatch takes most between its I and its W
