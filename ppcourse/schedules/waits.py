@@ -6,7 +6,7 @@ loops of the standard library, which take a fraction of the time of ours.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import add, index
 from typing import NamedTuple
 
@@ -70,14 +70,20 @@ class Waits:
             self.microbatch += [0, *microbatches]
             self.rows.append(range(len(self.lane) - len(lane), len(self.lane)))
         self.never = len(self.lane)
-        place = [self.never] * (self.numbering.room + 1)  # by number; the last is for where ranks begin
-        for n, number in enumerate(self._numbers([lane.leaves for lane in self.lanes])):
+        m, room = self.numbering.num_microbatches, self.numbering.room  # room: the number where ranks begin
+        first = [*(lane.leaves for lane in self.lanes), room]
+        leaves = [*map(add, map(first.__getitem__, self.lane), self.microbatch)]
+        place = [self.never] * (room + 1)  # by number, that of the action which leaves it behind
+        for n, number in enumerate(leaves):
             place[number] = n
-        place[-1] = self.never
+        place[room] = self.never
         once = len(place) - place.count(self.never) == self.never - plan.num_ranks
         self.whole = not self.strays and once and self._is_full(plan, used)
-        place[self.numbering.size : -1] = [NOBODY] * (self.numbering.room - self.numbering.size)
-        self.maker = [*map(place.__getitem__, self._numbers([lane.needs for lane in self.lanes])), self.never]
+        place[self.numbering.size : room] = [NOBODY] * (room - self.numbering.size)
+        makers = [self.never] * (room + 1)  # by number, the place of what had to be there before
+        for each in self.lanes:
+            makers[each.leaves : each.leaves + m] = place[each.needs : each.needs + m]
+        self.maker = [*map(makers.__getitem__, leaves), self.never]
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()  # a plan that is sent to another process leaves them behind
@@ -105,10 +111,6 @@ class Waits:
         at_home = own.issuperset(used) and {self.lanes[n].stage for n in own}.issuperset({*stages})
         there = {*range(plan.num_microbatches)}.issuperset({*microbatches})
         return (lane, microbatches, used) if at_home and there else ((), (), set())
-
-    def _numbers(self, first: list[int]) -> Iterator[int]:
-        """By place, the number of what the action needs or leaves, given that of each lane for microbatch 0."""
-        return map(add, map([*first, self.numbering.room].__getitem__, self.lane), self.microbatch)
 
     def _is_full(self, plan: Schedule, used: list[set[int]]) -> bool:
         """Given that nothing is there twice, is there as much as the stages of each rank have to do?"""
