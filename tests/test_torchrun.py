@@ -6,10 +6,9 @@ The hosts are network namespaces with a wire between them, which needs Linux, ro
 import errno
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -172,10 +171,10 @@ def test_a_master_that_does_not_answer_is_one_sentence(monkeypatch: pytest.Monke
 class Still:
     """A worker whose row is at one action, or between two steps."""
 
-    rank = 1
+    rank, step_number = 1, 4
 
     def __init__(self, now: Action | None) -> None:
-        self.interpreter = type("Row", (), {"now": now, "finished": 3})()
+        self.interpreter: Any = type("Row", (), {"now": now, "finished": 3})()
 
 
 class EndedError(Exception):
@@ -213,23 +212,19 @@ def test_a_row_that_stands_still_ends_its_process_and_one_between_two_steps_does
     assert capsys.readouterr().err.startswith(said)
 
 
-def test_a_checkpoint_has_more_time_than_an_action_but_not_for_ever(
-    quick_time: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("opened", [True, False])
+def test_ranks_wait_longer_for_each_other_than_for_an_action_but_not_for_ever(
+    opened: bool, quick_time: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Saves(Still):
-        step_number = 4
-
-        def save(self) -> None:
-            patience.run()  # while this is under way
-
     monkeypatch.setattr(torchrun, "START_TIMEOUT", 20.0)
-    patience = Patience(Saves(None), 2.0, Saving(1))  # type: ignore[arg-type]
-    with pytest.raises(SystemExit):
-        patience.order("save")
+    worker = Still(None)
+    if not opened:
+        worker.interpreter = None  # the stages are not there yet
+    patience = Patience(worker, 2.0, Saving(1))  # type: ignore[arg-type]
+    with pytest.raises(SystemExit), patience.together("save"):
+        patience.run()  # while this is under way
     assert capsys.readouterr().err.startswith("Rank 1 failed between two actions: no progress for 20 s")
     assert len(quick_time) > 20
-    monkeypatch.setattr(Saves, "save", lambda self: "saved")
-    assert patience.order("save") == "saved"
     quick_time.clear()
     with pytest.raises(EndedError):  # the next batch may take as long as it likes
         patience.run()
@@ -256,6 +251,29 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 ONE_RANK = ("--schedule", "gpipe", *SMALL, "--steps", "5", "--checkpoint-every", "2")
+
+
+def test_wherever_ranks_wait_for_each_other_someone_watches(
+    alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a rank that stands still would keep the others for ever."""
+    watching: list[Patience] = []
+    monkeypatch.setattr(Patience, "start", lambda self: watching.append(self))
+    waited = set[str]()
+
+    def watched(real: Callable[..., Any]) -> Callable[..., Any]:
+        def collective(*arguments: Any, **options: Any) -> Any:
+            now = watching[0]._together
+            assert now
+            waited.add(now[0])
+            return real(*arguments, **options)
+
+        return collective
+
+    for name in ("barrier", "all_gather_object", "broadcast_object_list", "all_reduce", "broadcast", "new_group"):
+        monkeypatch.setattr(dist, name, watched(getattr(dist, name)))
+    main(["train", *ONE_RANK, "--checkpoint-dir", str(tmp_path / "saved")])
+    assert waited == {"begin", "step", "save", "end"}
 
 
 def test_the_command_goes_on_from_a_checkpoint(alone: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
@@ -379,32 +397,51 @@ def test_a_rank_that_is_killed_is_started_again_and_goes_on(tmp_path: Path) -> N
     assert same(told(tmp_path / "torchrun.json"), pool)
 
 
+STOPS = """
+import os, signal, sys
+from ppcourse.cli import main
+from ppcourse.runtime import torchrun
+from ppcourse.runtime.processes.worker import Worker
+from ppcourse.runtime.stages.stage import Stage
+
+torchrun.START_TIMEOUT = 20.0
+kind, name = {"forward": (Stage, "forward"), "update": (Worker, "update")}[sys.argv[1]]
+real = getattr(kind, name)
+
+def stop(self, *arguments, **options):
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return real(self, *arguments, **options)
+
+setattr(kind, name, stop)
+main(sys.argv[2:])
+"""
+
+
 @pytest.mark.slow  # torchrun gives a rank that is stopped half a minute to end by itself
 @pytest.mark.timeout(240)
-def test_a_rank_that_stands_still_ends_every_rank(tmp_path: Path) -> None:
-    """One is stopped: the other one finds that nothing moves, and torchrun ends both."""
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "ppcourse", "train", *SMALL]
-    running = subprocess.Popen(
-        [*command, "--steps", "100000", "--timeout", "2"],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert running.stdout is not None
-    assert running.stdout.readline().startswith("step   1")
-    ranks = [child for child in psutil.Process(running.pid).children() if "ppcourse" in child.cmdline()]
-    assert len(ranks) == 2
-    os.kill(ranks[1].pid, signal.SIGSTOP)
-    try:
-        _, said = running.communicate(timeout=180)
-    finally:
-        for child in ranks:
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("forward", "Rank 0 failed in 0B0 (stage 0, backward of microbatch 0): no progress for 2 s"),
+        ("update", "Rank 0 failed between two actions: no progress for 20 s"),
+    ],
+)
+def test_a_rank_that_stands_still_ends_every_rank(where: str, said: str, tmp_path: Path) -> None:
+    """One stops itself: the other one finds that nothing moves, and torchrun ends both."""
+    (tmp_path / "stops.py").write_text(STOPS)
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", str(tmp_path / "stops.py"), where, "train", *SMALL]
+    command += ["--timeout", "2"]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as running:
+        try:
+            _, error = running.communicate(timeout=180)
+        finally:
             with suppress(psutil.NoSuchProcess):
-                child.kill()
+                for child in psutil.Process(running.pid).children():
+                    child.kill()
+            running.kill()
     assert running.returncode != 0
-    assert "Rank 0 failed in " in said
-    assert "no progress for 2 s" in said
+    assert said in error
 
 
 # two hosts

@@ -10,8 +10,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -119,7 +119,8 @@ def train_here(
 
     told     gets the number of each step and what came of it, the same on every rank
     goes_on  gets what the checkpoint says that this training goes on from, before the first step, if there is one
-    timeout  seconds without this rank finishing an action within a step, after which it ends its process
+    timeout  seconds without this rank finishing an action within a step, after which it ends its process; before and
+             after a step, where ranks wait for each other, and in a checkpoint, 120 s at least
     alike    {name: what every rank must have been told}, which is looked at before the first step
 
     Arguments are otherwise those of `train`. Raises ValueError for what cannot work, before the first step,
@@ -131,31 +132,35 @@ def train_here(
     check_memory(made)
     kind, twins = reduction_of(loss_fn, None), check_statistics(made)
     with closing(saving_of(checkpoint_dir, checkpoint_every, layers_of(model), optimizer, seed, steps)) as saving:
+        with tempfile.TemporaryDirectory(prefix="ppcourse-") as folder:
+            worker = Worker(place.rank, Board(Path(folder) / "board", place.num_ranks, create=True), {})
         join()
-        check_alike({**alike, "the link": carrier.partition(":")[0]})
-        begin_here(saving, place.rank)
-        coming = saving.left(batches)
+        patience = Patience(worker, timeout, saving)
+        patience.start()
+        ask = asking(patience.together, worker)
+        with patience.together("begin"):
+            check_alike({**alike, "the link": carrier.partition(":")[0]})
+            begin_here(saving, place.rank)
+        coming, history = saving.left(batches), saving.history()
         if saving.begun.step:
             goes_on(saving.begun)
         sleep_precisely()
         torch.set_num_threads(1)  # as in a pool, with whose sums these agree to the last digit
-        with tempfile.TemporaryDirectory(prefix="ppcourse-") as folder:
-            board = Board(Path(folder) / "board", place.num_ranks, create=True)
-        worker, history = Worker(place.rank, board, {}), saving.history()
-        patience = Patience(worker, timeout, saving)
-        patience.start()
-        ask = asking(patience.order)
         try:
             owns = Trainer(optimizer, clip_norm, made.ties(place.rank))
             job = Job(plan, made.of_rank(place.rank), loss_fn, pace, seed=seed, trainer=owns, link=carrier, twins=twins)
-            worker.open(replace(job, device=where))
+            with patience.together("open"):
+                worker.open(replace(job, device=where))
             saving.restore(ask)
             for number, (inputs, targets) in coming:
                 batch = batch_of(inputs, targets, {}, plan.num_microbatches, kind, None)
-                told(number, _step(worker, batch, history))
+                with patience.together("step"):
+                    log = _step(worker, batch, history)
+                told(number, log)
                 saving.after(history, ask)
             saving.after(history, ask, end=True)
-            dist.barrier()  # nobody leaves while another one still listens
+            with patience.together("end"):
+                dist.barrier()  # nobody leaves while another one still listens
         except Exception as error:
             action = worker.interpreter.now if worker.interpreter else None
             failure = Failure.of(place.rank, action, error)
@@ -175,33 +180,35 @@ def _step(worker: Worker, batch: Batch, history: Sequence[list[float]]) -> StepL
 
 
 class Patience(threading.Thread):
-    """Ends this process when its row stands still for too long within a step, or an order between two steps takes too
-    long: nobody else would."""
+    """Ends this process when its row stands still for too long within a step, or when the ranks wait for too long for
+    each other before or after it, or in a checkpoint: nobody else would."""
 
     def __init__(self, worker: Worker, timeout: float, saving: Saving) -> None:
         super().__init__(daemon=True, name="patience")
         self._worker, self._timeout, self._saving = worker, timeout, saving
-        self._order: tuple[str, int] | None = None  # a checkpoint's, and the number of steps before it
+        self._together: tuple[str, int] | None = None  # what, and the number of steps before it
 
-    def order(self, name: str, *arguments: Any) -> Any:
-        """Carry out an order of a checkpoint, which may take its time, but not for ever."""
-        self._order = name, self._worker.step_number
-        answer = getattr(self._worker, name)(*arguments)
-        self._order = None
-        return answer
+    @contextmanager
+    def together(self, name: str) -> Iterator[None]:
+        """In here ranks wait for each other, which may take its time, but not for ever."""
+        self._together = name, self._worker.step_number
+        try:
+            yield
+        finally:
+            self._together = None
 
     def run(self) -> None:
         seen, since = None, time.monotonic()
         while True:
             time.sleep(LOOK_AGAIN)
             row = self._worker.interpreter
-            now = (id(row), row.finished, row.now) if row and row.now else self._order  # None: between two steps
-            limit = max(self._timeout, START_TIMEOUT) if now and now == self._order else self._timeout
+            # None: by itself, between two steps
+            now = (id(row), row.finished, row.now) if row and row.now else self._together
+            limit = max(self._timeout, START_TIMEOUT) if now and now == self._together else self._timeout
             if now is None or now != seen:
                 seen, since = now, time.monotonic()
-            elif row and time.monotonic() - since > limit:
+            elif time.monotonic() - since > limit:
                 cause = f"no progress for {limit:g} s, which may be another rank's doing"
-                print(
-                    RankError(self._worker.rank, row.now, cause, "", self._saving.last()), file=sys.stderr, flush=True
-                )
+                error = RankError(self._worker.rank, row.now if row else None, cause, "", self._saving.last())
+                print(error, file=sys.stderr, flush=True)
                 os._exit(1)

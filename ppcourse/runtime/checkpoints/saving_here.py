@@ -4,6 +4,7 @@ import contextlib
 import socket
 import uuid
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,17 @@ def gathered(value: Any) -> list[Any]:
     return everyone
 
 
-def asking(carry_out: Callable[..., Any]) -> Ask:
-    """Every rank gives itself the same order at the same time, so to ask is to do it and to gather the answers."""
-    return lambda *order: gathered(carry_out(*order))
+def asking(together: Callable[[str], AbstractContextManager[None]], worker: object) -> Ask:
+    """Every rank gives itself the same order at the same time, so to ask is to do it and to gather the answers.
+
+    together   told the name of an order for as long as the ranks are at it
+    """
+
+    def ask(name: str, *arguments: Any) -> list[Any]:
+        with together(name):
+            return gathered(getattr(worker, name)(*arguments))
+
+    return ask
 
 
 def begin_here(saving: Saving, rank: int) -> None:
